@@ -1,0 +1,45 @@
+# make up [PORT=8080] [APP=module:name] [DATA=dir]   everything on this machine
+# make test                                          all tests
+# make check                                         format, lint, types, import contracts
+# make bench [JSON=file]                             the figures, beside the machine's own limit
+# make mutants                                       break each guarantee, see its test fail
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= python3
+STAMP  := $(VENV)/.installed
+PORT   ?= 8080
+
+.PHONY: up test check bench mutants format clean
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+up: $(STAMP)
+	@exec $(BIN)/hourhand up --port $(PORT) $(if $(APP),--app $(APP)) $(if $(DATA),--data $(DATA))
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.run $(if $(JSON),--json $(JSON))
+
+# Breaks each guarantee on purpose; takes some minutes.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
+
+format: $(STAMP)
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,80 @@
+"""What this machine's PostgreSQL does with the same tables and statements and next to no Python."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import asyncpg
+
+from hourhand.storage.database import PLANNER
+from hourhand.storage.statements import load
+
+CONNECTIONS = 4
+BATCH = 500
+
+
+async def connect(url: str) -> asyncpg.Connection:
+    return await asyncpg.connect(url, server_settings=PLANNER)
+
+
+async def drain_limit(url: str, schema: str, lane: int, runs: int) -> float:
+    """Claim and finish into history, over four connections in batches: runs a second."""
+    statements = load(schema)
+    setup = await connect(url)
+    nodes = [
+        await setup.fetchval(
+            f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('bench', 'limit', now() + '1 hour', false) RETURNING id"
+        )
+        for _ in range(CONNECTIONS)
+    ]
+    links = [await connect(url) for _ in range(CONNECTIONS)]
+
+    async def one(link: asyncpg.Connection, node: int) -> int:
+        done = 0
+        while rows := await link.fetch(statements["claim"], [lane], [0], [BATCH], node):
+            stamp = [time.time()] * len(rows)
+            ids, tokens = [row[1] for row in rows], [row[2] for row in rows]
+            finished = await link.fetch(statements["finish"], node, ids, tokens, stamp, stamp, None, None, None, None)
+            done += len(finished)
+        return done
+
+    began = time.perf_counter()
+    done = sum(await asyncio.gather(*(one(link, node) for link, node in zip(links, nodes, strict=True))))
+    seconds = time.perf_counter() - began
+    assert done == runs, f"{done} of {runs} runs were drained"
+    for link in (setup, *links):
+        await link.close()
+    return runs / seconds
+
+
+async def copy_limit(url: str, schema: str, lane: int, runs: int) -> float:
+    link = await connect(url)
+    now = datetime.now(UTC)
+    first = await link.fetchval(
+        f"SELECT max(n) FROM (SELECT nextval('{schema}.run_numbers') AS n FROM generate_series(1, $1)) AS x", runs
+    )
+    records = [(first - place, first - place, now, lane, "noop", f'{{"n":{place}}}') for place in range(runs)]
+    began = time.perf_counter()
+    await link.copy_records_to_table(
+        "ready", schema_name=schema, columns=("seq", "run_id", "scheduled_at", "lane", "task", "payload"), records=records
+    )
+    seconds = time.perf_counter() - began
+    await link.close()
+    return runs / seconds
+
+
+async def insert_limit(url: str, schema: str, lane: int, runs: int) -> float:
+    """One row, one commit, one after the other, on one connection."""
+    link = await connect(url)
+    statement = await link.prepare(
+        f"INSERT INTO {schema}.ready (seq, run_id, scheduled_at, lane, task, payload) SELECT n, n, now(), $1, 'noop', $2"
+        f" FROM nextval('{schema}.run_numbers') AS n RETURNING run_id"
+    )
+    began = time.perf_counter()
+    for place in range(runs):
+        await statement.fetchval(lane, f'{{"n":{place}}}')
+    seconds = time.perf_counter() - began
+    await link.close()
+    return runs / seconds

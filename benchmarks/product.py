@@ -1,0 +1,139 @@
+"""What Hourhand does on the same machine: worker processes as users run them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+
+from hourhand import Hourhand
+
+PROJECT = Path(__file__).parent.parent
+
+
+def environment(url: str, schema: str) -> dict[str, str]:
+    return {**os.environ, "HOURHAND_DATABASE_URL": url, "HOURHAND_SCHEMA": schema}
+
+
+@contextlib.asynccontextmanager
+async def workers(url: str, schema: str, sql: asyncpg.Connection, processes: int) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """Worker processes, registered and idle."""
+    before = await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes")
+    command = [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.jobs:app", "--log-level", "warning"]
+    process = subprocess.Popen([*command, "--processes", str(processes)], cwd=PROJECT, env=environment(url, schema))
+    try:
+        while await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes WHERE session") < before + processes:
+            assert process.poll() is None, "the worker did not start"
+            await asyncio.sleep(0.02)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+async def drain(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, runs: int, processes: int) -> float:
+    """Preloaded runs, workers ready: from letting them go until nothing is left."""
+    task = app.task(_noop)
+    await app.queues.pause("default")
+    await task.enqueue_many({"n": n} for n in range(runs))
+    before = await sql.fetchval(f"SELECT count(*) FROM {schema}.runs")
+    async with workers(url, schema, sql, processes):
+        empty = f"SELECT NOT EXISTS (SELECT FROM {schema}.ready) AND NOT EXISTS (SELECT FROM {schema}.running)"
+        began = time.perf_counter()
+        await app.queues.resume("default")
+        while not await sql.fetchval(empty):
+            await asyncio.sleep(0.005)
+        seconds = time.perf_counter() - began
+    done = await sql.fetchval(f"SELECT count(*) FROM {schema}.runs") - before
+    assert done == runs, f"{done} of {runs} runs are in history"
+    return runs / seconds
+
+
+async def enqueue_many(app: Hourhand, runs: int) -> float:
+    task = app.task(_noop)
+    payloads = [{"n": n} for n in range(runs)]
+    began = time.perf_counter()
+    await task.enqueue_many(payloads)
+    return runs / (time.perf_counter() - began)
+
+
+async def enqueue_single(app: Hourhand, runs: int) -> float:
+    task = app.task(_noop)
+    await task.enqueue(n=0)
+    began = time.perf_counter()
+    for n in range(runs):
+        await task.enqueue(n=n)
+    return runs / (time.perf_counter() - began)
+
+
+async def latencies(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, count: int) -> list[float]:
+    """Milliseconds from calling enqueue to the handler's start, on an idle worker."""
+    task = app.task(_noop)
+    rng = random.Random(1)
+    asked: dict[int, float] = {}
+    async with workers(url, schema, sql, 1):
+        for n in range(count + 20):
+            moment = time.time()
+            handle = await task.enqueue(n=n)
+            if n >= 20:  # the first ones open connections
+                asked[handle._number] = moment
+            await asyncio.sleep(rng.uniform(0.01, 0.03))
+        while await sql.fetchval(f"SELECT count(*) FROM {schema}.runs WHERE run_id = ANY ($1)", list(asked)) < count:
+            await asyncio.sleep(0.05)
+    rows = await sql.fetch(
+        f"SELECT run_id, extract(epoch FROM started_at)::float8 AS started FROM {schema}.runs WHERE run_id = ANY ($1)",
+        list(asked),
+    )
+    return sorted((row["started"] - asked[row["run_id"]]) * 1000 for row in rows)
+
+
+async def idle_statements(url: str, schema: str, sql: asyncpg.Connection, seconds: float) -> float:
+    """Transactions a second that one idle worker causes; each of its statements is one."""
+    committed = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+
+    async def count() -> int:
+        await sql.execute("SELECT pg_stat_clear_snapshot()")
+        return int(await sql.fetchval(committed))
+
+    async with workers(url, schema, sql, 1):
+        await asyncio.sleep(5)  # past its start, and past what was counted late of it
+        first = await count()
+        await asyncio.sleep(seconds)
+        return (await count() - first - 2) / seconds  # two are our own questions
+
+
+async def pending_memory(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, runs: int) -> float:
+    """MiB of a worker whose slots are taken while `runs` more wait in the table."""
+    task = app.task(_hold)
+    await task.enqueue_many({"n": n} for n in range(runs))
+    async with workers(url, schema, sql, 1) as process:
+        while not await sql.fetchval(f"SELECT EXISTS (SELECT FROM {schema}.running)"):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(3)
+        text = Path(f"/proc/{process.pid}/status").read_text()
+        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def percentile(values: list[float], share: float) -> float:
+    return statistics.quantiles(values, n=1000, method="inclusive")[round(share * 1000) - 1]
+
+
+async def _noop(n: int = 0) -> None: ...
+
+
+async def _hold(n: int = 0) -> None: ...
+
+
+_noop.__name__ = "noop"
+_hold.__name__ = "hold"

@@ -1,0 +1,56 @@
+"""Hourhand: a distributed job scheduler for Python and PostgreSQL."""
+
+from hourhand.core.backoff import Retry
+from hourhand.core.context import Context
+from hourhand.core.errors import (
+    Cancelled,
+    ConfigurationError,
+    DatabaseUnavailable,
+    HandlerTimeout,
+    HourhandError,
+    InvalidOption,
+    InvalidPayload,
+    InvalidSchedule,
+    NotPossible,
+    PermanentFailure,
+    ProcessDied,
+    RetryAfter,
+    RunFailed,
+    RunNotFinished,
+    SchemaMismatch,
+    UnknownRun,
+)
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.handle import RunHandle
+from hourhand.surfaces.task import Task
+from hourhand.surfaces.views import NodeView, QueueView, RunView
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cancelled",
+    "ConfigurationError",
+    "Context",
+    "DatabaseUnavailable",
+    "HandlerTimeout",
+    "Hourhand",
+    "HourhandError",
+    "InvalidOption",
+    "InvalidPayload",
+    "InvalidSchedule",
+    "NodeView",
+    "NotPossible",
+    "PermanentFailure",
+    "ProcessDied",
+    "QueueView",
+    "Retry",
+    "RetryAfter",
+    "RunFailed",
+    "RunHandle",
+    "RunNotFinished",
+    "RunView",
+    "SchemaMismatch",
+    "Task",
+    "UnknownRun",
+    "__version__",
+]

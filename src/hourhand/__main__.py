@@ -1,0 +1,4 @@
+from hourhand.surfaces.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Decisions without I/O: time and randomness come in as arguments."""

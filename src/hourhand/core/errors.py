@@ -1,0 +1,89 @@
+"""Every error a user can meet. Each says what happened, what it means, what to do next."""
+
+from __future__ import annotations
+
+
+class HourhandError(Exception):
+    """The base of everything Hourhand raises on purpose."""
+
+
+class ConfigurationError(HourhandError):
+    """A setting, an option or a declaration that cannot work."""
+
+
+class InvalidPayload(HourhandError, ValueError):
+    """Arguments that do not fit the task, or that JSON cannot carry. Nothing was written."""
+
+
+class InvalidOption(HourhandError, ValueError):
+    """An enqueue option that cannot be used as given. Nothing was written."""
+
+
+class InvalidSchedule(HourhandError, ValueError):
+    """A schedule that cannot be understood or could never fire. Nothing was stored."""
+
+
+class UnknownRun(HourhandError, LookupError):
+    """No run with that id, in any state."""
+
+
+class NotPossible(HourhandError):
+    """The run exists, but is not in a state in which this can be done."""
+
+
+class DatabaseUnavailable(HourhandError, ConnectionError):
+    """The database cannot be reached."""
+
+
+class StatementRefused(HourhandError):
+    """The database understood a statement and refused its data."""
+
+
+class DatabaseRefused(DatabaseUnavailable):
+    """The database answers, but does not let us in."""
+
+
+class SchemaMismatch(HourhandError):
+    """The database's schema is older or newer than this code."""
+
+
+class EmbeddedServerError(HourhandError):
+    """The embedded PostgreSQL could not be started or stopped."""
+
+
+class RunNotFinished(HourhandError, TimeoutError):
+    """Waiting for a run's result ran out of time; the run goes on."""
+
+
+class RunFailed(HourhandError):
+    """The awaited run ended without success."""
+
+
+class PermanentFailure(HourhandError):
+    """Raise it in a handler: do not retry, go to the dead letters at once."""
+
+
+class PayloadMismatch(PermanentFailure):
+    """The stored payload does not fit the handler's signature (any more)."""
+
+
+class RetryAfter(HourhandError):
+    """Raise it in a handler: try again after `delay` seconds. It counts as an attempt."""
+
+    def __init__(self, delay: float, message: str = "") -> None:
+        if not delay >= 0:
+            raise ValueError(f"RetryAfter needs a delay of 0 seconds or more, not {delay!r}")
+        super().__init__(message or f"asked to be retried after {delay:g} s")
+        self.delay = float(delay)
+
+
+class Cancelled(HourhandError):
+    """Raised by `ctx.check_cancelled()`, or by a handler that stops because it was told to."""
+
+
+class HandlerTimeout(HourhandError):
+    """The handler ran longer than its task's timeout."""
+
+
+class ProcessDied(HourhandError):
+    """The process a handler ran in ended before the handler did."""

@@ -1,0 +1,71 @@
+"""Which lane to claim from: weighted shares for the priorities, turns for the queues.
+
+Deficit round robin: each class with work earns credit by its weight and pays one per run.
+A class without work earns nothing, so the others get all of the capacity.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
+
+PRIORITIES = ("high", "normal", "low")
+DEFAULT_WEIGHTS: Mapping[str, int] = {"high": 60, "normal": 30, "low": 10}
+LANES_PER_QUEUE = 4
+
+
+def lane_of(queue: int, priority: str) -> int:
+    return queue * LANES_PER_QUEUE + PRIORITIES.index(priority)
+
+
+def queue_of(lane: int) -> int:
+    return lane // LANES_PER_QUEUE
+
+
+def priority_of(lane: int) -> str:
+    return PRIORITIES[lane % LANES_PER_QUEUE]
+
+
+class FairShare:
+    def __init__(self, weights: Mapping[str, int] = DEFAULT_WEIGHTS) -> None:
+        total = sum(weights[name] for name in PRIORITIES)
+        self._share = [weights[name] / total for name in PRIORITIES]
+        self._credit = [0.0] * len(PRIORITIES)
+        # One for each class: a turn shared by all could fall on the same queue of a class every time.
+        self._last_odd = [-1] * len(PRIORITIES)
+
+    def split(self, lanes: Collection[int], want: int) -> list[tuple[int, int]]:
+        """How many to claim from which lanes, at most `want` in all, most urgent class first."""
+        classes: list[list[int]] = [[] for _ in PRIORITIES]
+        for lane in sorted(lanes):
+            classes[lane % LANES_PER_QUEUE].append(lane)
+        busy = [index for index, members in enumerate(classes) if members]
+        if not busy or want <= 0:
+            return []
+        earning = sum(self._share[index] for index in busy)
+        for index in range(len(classes)):
+            self._credit[index] = self._credit[index] + want * self._share[index] / earning if classes[index] else 0.0
+        # Whole credits first, the most owed first; then what rounding leaves, one each.
+        order = sorted(busy, key=lambda one: -self._credit[one])
+        grants = dict.fromkeys(busy, 0)
+        left = want
+        for index in order:
+            grants[index] = max(0, min(left, int(self._credit[index])))
+            left -= grants[index]
+        for index in order[:left]:
+            grants[index] += 1
+        return [turn for index in busy for turn in self._take_turns(index, classes[index], grants[index])]
+
+    def took(self, lane: int, count: int) -> None:
+        self._credit[lane % LANES_PER_QUEUE] -= count
+
+    def _take_turns(self, index: int, lanes: list[int], count: int) -> list[tuple[int, int]]:
+        """Share `count` between the queues of one class; the odd ones go on round from where they stopped."""
+        if count <= 0:
+            return []
+        start = bisect_right(lanes, self._last_odd[index]) % len(lanes)
+        order = lanes[start:] + lanes[:start]
+        each, odd = divmod(count, len(order))
+        if odd:
+            self._last_odd[index] = order[odd - 1]
+        return [(lane, each + (place < odd)) for place, lane in enumerate(order) if each or place < odd]

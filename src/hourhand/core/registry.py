@@ -1,0 +1,37 @@
+"""What an app declares: tasks, middleware, hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hourhand.core.context import Context
+from hourhand.core.errors import ConfigurationError
+from hourhand.core.task import TaskDefinition
+
+Hook = Callable[..., Any]
+CallNext = Callable[[], Awaitable[Any]]
+Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.tasks: dict[str, TaskDefinition] = {}
+        self.middleware: list[Middleware] = []
+        self.startup: list[Hook] = []
+        self.shutdown: list[Hook] = []
+        self.state = SimpleNamespace()
+
+    def add(self, definition: TaskDefinition) -> None:
+        known = self.tasks.get(definition.name)
+        if known is not None and known.function is not definition.function:
+            raise ConfigurationError(
+                f"two tasks are named {definition.name!r}: {_where(known.function)} and "
+                f"{_where(definition.function)}; give one of them another name"
+            )
+        self.tasks[definition.name] = definition
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

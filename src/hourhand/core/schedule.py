@@ -1,0 +1,277 @@
+"""When a job fires: text in, instants out. Time is an argument.
+
+Three kinds: cron (in a time zone), an interval from an anchor, a single instant. The next firing is
+always computed from the text, the zone and the instant after which it is wanted; nothing is remembered.
+
+Clock changes: a fixed local time (neither minute nor hour starts with `*`) that falls into a gap fires at
+the end of the gap (`shift`) or not at all (`skip`); one that comes twice fires the first time. Schedules
+with a wildcard minute or hour follow real time: they fire at every instant whose local time matches.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+from cronsim import CronSim, CronSimError
+
+from hourhand.core.errors import InvalidSchedule
+from hourhand.core.zones import load_zone, next_change, offset_at
+
+DST = ("shift", "skip")
+_NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_EVERY = re.compile(r"@?every\s+(.+)", re.IGNORECASE)
+_IN = re.compile(r"in\s+(.+)", re.IGNORECASE)
+_SPAN = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d|weeks?|w)", re.IGNORECASE
+)
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_SHORTEST = timedelta(seconds=1)
+_LONGEST = timedelta(days=3_660)
+_FOREVER = datetime(9000, 1, 1, tzinfo=UTC)
+_NEAR = timedelta(hours=26)
+"""Further than any clock change has ever moved local time, date line included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule in its canonical form: what is stored, and what two jobs must share to fire together."""
+
+    kind: str
+    """`cron`, `every` or `once`."""
+    expression: str
+    timezone: str = "UTC"
+    dst: str = "shift"
+    anchor: datetime | None = None
+    """Of an interval: the instant from which it is counted. Of a single firing: that instant."""
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        """The first firing after this instant, in UTC; None if there is none."""
+        if self.kind == "once":
+            return self.anchor if self.anchor is not None and self.anchor > instant else None
+        if self.kind == "every":
+            return _next_interval(self, instant)
+        return _next_cron(self.expression, self.timezone, self.dst, instant)
+
+    def firings(self, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
+        """Every firing in (after, until], in order."""
+        at = self.next_after(after)
+        while at is not None and (until is None or at <= until):
+            yield at
+            at = self.next_after(at)
+
+    def in_words(self) -> str:
+        if self.kind == "once":
+            assert self.anchor is not None
+            return f"Once, at {self.anchor.astimezone(load_zone(self.timezone)):%Y-%m-%d %H:%M:%S %Z}"
+        if self.kind == "every":
+            assert self.anchor is not None
+            return f"Every {_span_in_words(interval_of(self))}, counted from {self.anchor:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{_parsed(self.expression).explain()} ({self.timezone})"
+
+
+def parse_schedule(
+    text: str, *, timezone: str = "UTC", dst: str = "shift", now: datetime, anchor: datetime | None = None, grace: float = 60.0
+) -> Schedule:
+    """A schedule from what a person wrote, or an error that says what is wrong with it."""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidSchedule("a schedule is needed: a cron expression, 'every 90s', or an instant like 2027-01-01T09:00:00Z")
+    if dst not in DST:
+        raise InvalidSchedule(f"dst must be shift or skip, not {dst!r}")
+    load_zone(timezone)
+    words = " ".join(text.split())
+    if len(words) > 500:
+        raise InvalidSchedule("a schedule of more than 500 characters is not one")
+    if match := _EVERY.fullmatch(words):
+        span = parse_span(match[1])
+        if not _SHORTEST <= span <= _LONGEST:
+            raise InvalidSchedule(f"an interval must be from one second to ten years, not {match[1]!r}")
+        return Schedule(
+            "every", f"every {span.total_seconds():g}s", "UTC", "shift", _aware(anchor or now, "anchor").replace(microsecond=0)
+        )
+    if match := _IN.fullmatch(words):
+        return Schedule("once", "once", "UTC", "shift", now + parse_span(match[1]))
+    if re.match(r"\d{4}-\d\d", words):
+        return _parse_instant(words, now, grace)
+    return _parse_cron(words, timezone, dst, now)
+
+
+def parse_span(text: str) -> timedelta:
+    """`90s`, `15m`, `1h30m`, `2 days`."""
+    parts, rest = _SPAN.findall(text), _SPAN.sub("", text).strip(" ,")
+    if not parts or rest:
+        raise InvalidSchedule(f"{text!r} is not a duration; write 90s, 15m, 2h, 1h30m or 7d")
+    total = 0.0
+    for number, unit in parts:
+        milli = unit.lower().startswith(("ms", "milli"))
+        total += float(number) * (0.001 if milli else _UNITS[unit[0].lower()])
+    if total > 10**10:
+        raise InvalidSchedule(f"{text!r} is too long")
+    return timedelta(seconds=total)
+
+
+def interval_of(schedule: Schedule) -> timedelta:
+    return parse_span(schedule.expression.removeprefix("every "))
+
+
+def _parse_instant(text: str, now: datetime, grace: float) -> Schedule:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSchedule(f"{text!r} looks like an instant but is not ISO 8601; write 2027-01-01T09:00:00+01:00") from None
+    if instant.tzinfo is None:
+        raise InvalidSchedule(
+            f"{text!r} does not say which instant it means: add an offset (2027-01-01T09:00:00+01:00) or Z for UTC"
+        )
+    instant = instant.astimezone(UTC)
+    if instant < now - timedelta(seconds=grace):
+        raise InvalidSchedule(f"{text} is past, and by more than the grace of {grace:g} s: it would never fire")
+    return Schedule("once", "once", "UTC", "shift", instant)
+
+
+def _parse_cron(text: str, timezone: str, dst: str, now: datetime) -> Schedule:
+    expression = _NAMED.get(text.lower(), text)
+    if expression.startswith("@"):
+        raise InvalidSchedule(f"{text!r} is not known; there are {', '.join(_NAMED)} and @every 90s")
+    fields = expression.split()
+    _refuse_dialects(text, fields)
+    try:
+        parsed = _parsed(expression)
+    except CronSimError as error:
+        raise InvalidSchedule(f"{text!r} is not a cron expression: {str(error).lower()}") from None
+    expression = " ".join(parsed.parts if len(fields) == 6 else parsed.parts[1:])
+    schedule = Schedule("cron", expression, timezone, dst)
+    if schedule.next_after(now) is None:
+        raise InvalidSchedule(f"{text!r} can never fire: there is no such date")
+    return schedule
+
+
+def _refuse_dialects(text: str, fields: list[str]) -> None:
+    """What other crons have and this one has not, by name."""
+    if len(fields) == 7:
+        raise InvalidSchedule(
+            f"{text!r} has seven fields: a year field, as Quartz has it, is not supported; use start_at and end_at"
+        )
+    if len(fields) not in (5, 6):
+        raise InvalidSchedule(
+            f"{text!r} has {len(fields)} fields; cron has five (minute hour day month weekday), or six with seconds first"
+        )
+    day = fields[-3].upper()
+    if re.search(r"\d+W", day) or re.fullmatch(r"W\d+", day):
+        raise InvalidSchedule(f"{text!r}: nW (the weekday nearest to a day) is not supported; LW (the last weekday) is")
+    if re.search(r"L-\d", day):
+        raise InvalidSchedule(f"{text!r}: L-n (days before the last) is not supported; L (the last day) is")
+    for field in fields:
+        if "?" in field:
+            raise InvalidSchedule(f"{text!r}: '?' belongs to Quartz; write * instead")
+        if re.search(r"(^|,)H", field.upper()):
+            raise InvalidSchedule(f"{text!r}: H (a hashed minute) belongs to Jenkins; use a flexible window instead")
+        if "~" in field:
+            raise InvalidSchedule(f"{text!r}: '~' (a random value) is not supported; use a flexible window instead")
+
+
+@lru_cache(maxsize=65_536)
+def _parsed(expression: str) -> CronSim:
+    return CronSim(expression, datetime(2000, 1, 1))
+
+
+def _next_local(expression: str, local: datetime) -> datetime | None:
+    """The first local time after `local` that matches, as if clocks never changed."""
+    simulation = copy.copy(_parsed(expression))
+    simulation.dt = local.replace(microsecond=0)
+    try:
+        return next(simulation)
+    except (StopIteration, OverflowError):
+        return None
+
+
+def _next_cron(expression: str, timezone: str, dst: str, instant: datetime) -> datetime | None:
+    instant = instant.astimezone(UTC).replace(microsecond=0)
+    fields = expression.split()
+    minute, hour = fields[-5], fields[-4]
+    if minute.startswith("*") or hour.startswith("*"):
+        return _next_elapsed(expression, timezone, instant)
+    return _next_fixed(expression, timezone, dst, instant)
+
+
+def _next_elapsed(expression: str, timezone: str, instant: datetime) -> datetime | None:
+    """The first instant whose local time matches: between two clock changes local time is plain."""
+    zone = load_zone(timezone)
+    while True:
+        offset = offset_at(zone, instant)
+        local = _next_local(expression, _naive(instant, offset))
+        if local is None:
+            return None
+        candidate = local.replace(tzinfo=UTC) - offset
+        change = next_change(zone, instant, candidate)
+        if change is None:
+            return candidate
+        # Local time jumps before the candidate is reached: look again from there, itself included.
+        offset = offset_at(zone, change)
+        before = _naive(change, offset) - timedelta(seconds=1)
+        local = _next_local(expression, before)
+        if local == before + timedelta(seconds=1):
+            return change
+        instant = change
+
+
+def _next_fixed(expression: str, timezone: str, dst: str, instant: datetime) -> datetime | None:
+    """The first matching local time whose instant lies ahead."""
+    zone = load_zone(timezone)
+    local = _naive(instant, offset_at(zone, instant))
+    if next_change(zone, instant - _NEAR, instant + _NEAR) is not None:
+        local -= _NEAR
+    while True:
+        found = _next_local(expression, local)
+        if found is None:
+            return None
+        local = found
+        at = local.replace(tzinfo=zone, fold=0)
+        candidate = at.astimezone(UTC)
+        if candidate.astimezone(zone).replace(tzinfo=None) != local:
+            if dst == "skip":
+                continue
+            # In a gap: the change that opens it is the first one after the time as it was before.
+            candidate = next_change(zone, candidate - _NEAR, candidate) or candidate
+        if candidate > instant:
+            return candidate
+
+
+def _naive(instant: datetime, offset: timedelta) -> datetime:
+    return (instant + offset).replace(tzinfo=None)
+
+
+def _next_interval(schedule: Schedule, instant: datetime) -> datetime | None:
+    assert schedule.anchor is not None
+    span = interval_of(schedule)
+    if instant < schedule.anchor:
+        return schedule.anchor
+    following = schedule.anchor + ((instant - schedule.anchor) // span + 1) * span
+    return following if following < _FOREVER else None
+
+
+def _span_in_words(span: timedelta) -> str:
+    seconds = span.total_seconds()
+    for unit, size in (("week", 604_800), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size and seconds % size == 0:
+            count = int(seconds // size)
+            return f"{count} {unit}s" if count > 1 else unit
+    return f"{seconds:g} seconds" if seconds != 1 else "second"
+
+
+def _aware(instant: datetime, name: str) -> datetime:
+    if instant.tzinfo is None:
+        raise InvalidSchedule(f"{name} is a naive datetime: give it a time zone")
+    return instant.astimezone(UTC)

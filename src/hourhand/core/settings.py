@@ -1,0 +1,86 @@
+"""Every setting, in one place: a field, what it means, its environment variable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hourhand.core.errors import ConfigurationError
+
+
+def _setting(default: Any, variable: str, meaning: str) -> Any:
+    return field(default=default, metadata={"variable": variable, "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    database_url: str | None = _setting(
+        None, "HOURHAND_DATABASE_URL", "PostgreSQL 14 or newer; without it, the embedded server is used"
+    )
+    direct_url: str | None = _setting(
+        None,
+        "HOURHAND_DIRECT_URL",
+        "a way to the same database around a pooler, for session locks and notifications",
+    )
+    data: Path | None = _setting(None, "HOURHAND_DATA", "directory of the embedded server; default: the user's data directory")
+    schema: str = _setting("hourhand", "HOURHAND_SCHEMA", "the schema that holds everything")
+    lease: float = _setting(15.0, "HOURHAND_LEASE", "seconds after which a silent process counts as dead")
+    grace: float = _setting(1.5, "HOURHAND_GRACE", "seconds for which a lost session lock is taken for a reconnect")
+    poll: float = _setting(5.0, "HOURHAND_POLL", "seconds between two looks when no notification comes")
+    max_result: int = _setting(256 * 1024, "HOURHAND_MAX_RESULT", "bytes of JSON up to which a run's result is kept")
+
+    def __post_init__(self) -> None:
+        for name in ("lease", "grace", "poll"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} must be a positive number of seconds, not {value!r}")
+        if not isinstance(self.max_result, int) or self.max_result < 0:
+            raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
+        if self.grace * 2 > self.lease:
+            raise ConfigurationError(f"lease ({self.lease:g} s) must be at least twice grace ({self.grace:g} s)")
+        for name in ("database_url", "direct_url"):
+            url = getattr(self, name)
+            if url is not None and not url.startswith(("postgresql://", "postgres://")):
+                # Not the URL itself: it may hold a password.
+                scheme = f"; this one starts with {url.partition('://')[0]}://" if "://" in url else ""
+                raise ConfigurationError(f"{name} must look like postgresql://user:password@host:port/database{scheme}")
+
+    @property
+    def heartbeat(self) -> float:
+        return self.lease / 3
+
+    def environment(self) -> dict[str, str]:
+        """These settings as the environment of a child process."""
+        values = {one.metadata["variable"]: getattr(self, one.name) for one in fields(self)}
+        return {variable: str(value) for variable, value in values.items() if value is not None}
+
+
+def settings_from(environment: Mapping[str, str], **given: Any) -> Settings:
+    """What is given in code or on the command line, then the environment, then the defaults."""
+    values: dict[str, Any] = {}
+    known = [one.name for one in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
+    for one in fields(Settings):
+        if given.get(one.name) is not None:
+            values[one.name] = given[one.name]
+            continue
+        text = environment.get(one.metadata["variable"], "").strip()
+        if text:
+            values[one.name] = _read(one.name, one.metadata["variable"], text, one.default)
+    if "data" in values:
+        values["data"] = Path(values["data"]).expanduser()
+    return Settings(**values)
+
+
+def _read(name: str, variable: str, text: str, default: Any) -> Any:
+    if not isinstance(default, (int, float)):
+        return text
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise ConfigurationError(f"{variable} ({name}) must be a number, not {text!r}") from None

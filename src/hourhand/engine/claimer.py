@@ -1,0 +1,237 @@
+"""Takes runs out of the lanes, as many as the slots will soon need, and no more.
+
+NOTIFY wakes it; a look at every lane each few seconds guarantees it. A claim whose answer was lost
+may have taken rows that nobody here knows of: they are handed back as soon as the database answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+
+import structlog
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseUnavailable
+from hourhand.core.fairness import LANES_PER_QUEUE, FairShare, queue_of
+from hourhand.core.marks import LowWaterMark
+from hourhand.core.settings import Settings
+from hourhand.engine.completer import Completer
+from hourhand.engine.executor import Executor
+from hourhand.engine.node import Node
+from hourhand.storage.database import Patience
+from hourhand.storage.queue import Claim, QueueGateway, Survey
+
+log = structlog.get_logger("hourhand.claimer")
+LARGEST_CLAIM = 1_000
+LARGEST_STOCK = 2_000
+STOCK_SECONDS = 0.25
+"""How much work to hold ahead, in seconds at the present rate: slow runs are not hoarded."""
+DOUBT = 60.0
+"""Seconds after a lost answer during which rows may still turn up under our name."""
+
+
+class Claimer:
+    def __init__(
+        self, gateway: QueueGateway, node: Node, executor: Executor, completer: Completer, settings: Settings,
+        queues: Collection[str] | None,
+    ) -> None:  # fmt: skip
+        self._gateway = gateway
+        self._node = node
+        self._executor = executor
+        self._completer = completer
+        self._settings = settings
+        self._queues = None if queues is None else set(queues)
+        self._tasks = sorted(executor.handlers)
+        self._fair = FairShare()
+        self._survey = Survey(())
+        self._marks: dict[int, LowWaterMark] = {}
+        self._lanes: set[int] = set()
+        self._parked = False
+        self._wake = asyncio.Event()
+        self._next_survey = 0.0
+        self._doubt_until = 0.0
+        self._rate = 0.0
+        self._measured = (Clock.monotonic(), 0)
+        self.stopping = False
+
+    async def make_queues(self, declared: Collection[str]) -> None:
+        """So that they are there to look at and to pause before their first run."""
+        with contextlib.suppress(DatabaseUnavailable):
+            await self._gateway.make_queues(sorted({*declared, *(self._queues or ())}))
+
+    def hear(self, word: str) -> None:
+        """A notification: which lane got work, and from which place on."""
+        kind, _, rest = word.partition(":")
+        if kind == "r":
+            lane, _, seq = rest.partition(":")
+            number = int(lane)
+            if queue_of(number) not in self._survey.names:
+                self._next_survey = 0.0
+            elif not self._serves(queue_of(number)):
+                return
+            self._mark(number).lower(int(seq))
+            self._lanes.add(number)
+        elif kind == "p" and rest in self._executor.handlers:
+            self._parked = True
+        elif kind == "q":
+            self._next_survey = 0.0
+        else:
+            return
+        self._wake.set()
+
+    def hungry(self) -> None:
+        if not self._wake.is_set() and (self._lanes or self._parked):
+            self._wake.set()
+
+    def forget(self) -> None:
+        """The session was lost: words may have been missed."""
+        for mark in self._marks.values():
+            mark.forget()
+        self._next_survey = 0.0
+        self._wake.set()
+
+    async def run(self) -> None:
+        patience = Patience()
+        while not self.stopping:
+            try:
+                took = await self.run_once()
+                patience.reset()
+            except DatabaseUnavailable as error:
+                if patience.first:
+                    log.warning("claims.waiting", error=str(error))
+                self._doubt_until = Clock.monotonic() + DOUBT
+                self.forget()
+                await patience.wait()
+                continue
+            if not took:
+                await self._pause()
+
+    async def run_once(self) -> bool:
+        """One round of claims. False: nothing to do until something happens."""
+        now = Clock.monotonic()
+        if now >= self._next_survey:
+            await self._look(now)
+        want = self._want()
+        if want <= 0 or not (self._lanes or self._parked):
+            return False
+        took = 0
+        if self._parked:
+            took += await self._claim_parked(want)
+        # A word may have named a queue that the survey has not met: it is met next time.
+        lanes = [lane for lane in self._lanes if queue_of(lane) in self._survey.names]
+        plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split(lanes, want - took)]
+        if plan:
+            took += await self._claim(plan)
+        return took > 0
+
+    async def _claim(self, plan: list[tuple[int, int]]) -> int:
+        lanes, limits = [lane for lane, _ in plan], [limit for _, limit in plan]
+        # Out of the set before the claim: a word that comes while it is under way puts it back.
+        self._lanes.difference_update(lanes)
+        began = Clock.monotonic()
+        lows = [self._mark(lane).start(began) for lane in lanes]
+        node = self._node.id
+        claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names)
+        ended = Clock.monotonic()
+        if node != self._node.id:
+            return 0  # they were claimed by an incarnation that has been declared dead; others have them now
+        claims.sort(key=_place)
+        last: dict[int, int] = {}
+        counts = dict.fromkeys(lanes, 0)
+        for claim in claims:
+            last[claim.lane] = claim.seq
+            counts[claim.lane] += 1
+        for lane, low, limit in zip(lanes, lows, limits, strict=True):
+            mark = self._mark(lane)
+            if low == 0:
+                mark.swept(ended - began, ended, last[lane] + 1 if counts[lane] == limit else None)
+            if counts[lane]:
+                mark.claimed(last[lane], ended)
+                self._fair.took(lane, counts[lane])
+            # Short of the limit: drained or paused; a word or the next survey brings it back.
+            if counts[lane] == limit:
+                self._lanes.add(lane)
+        self._deliver(claims)
+        return len(claims)
+
+    async def _claim_parked(self, want: int) -> int:
+        self._parked = False
+        lanes = [queue * LANES_PER_QUEUE + place for queue in self._survey.names if self._serves(queue) for place in range(4)]
+        claims = await self._gateway.claim_parked(self._tasks, lanes, min(want, LARGEST_CLAIM), self._node.id, self._survey.names)
+        if len(claims) == min(want, LARGEST_CLAIM):
+            self._parked = True
+        self._deliver(claims)
+        return len(claims)
+
+    def _deliver(self, claims: list[Claim]) -> None:
+        if self.stopping:
+            for claim in claims:
+                self._completer.hand_back(claim)
+        else:
+            self._executor.feed(claims)
+
+    async def _look(self, now: float) -> None:
+        self._next_survey = now + self._settings.poll
+        self._survey = survey = await self._gateway.survey(self._tasks)
+        heard = self._lanes | survey.lanes
+        self._lanes = {lane for lane in heard if self._serves(queue_of(lane))}
+        self._parked = self._parked or any(self._serves(queue) for queue in survey.parked)
+        self._give_back_surplus()
+        self._executor.give_back({survey.names[queue] for queue in survey.paused})
+        if now < self._doubt_until:
+            strays = await self._gateway.hand_back_strays(self._node.id, [*self._executor.known(), *self._completer.known()])
+            if strays:
+                log.warning("claims.strays", runs=len(strays), meaning="claimed just as the connection was lost; handed back")
+
+    def _give_back_surplus(self) -> None:
+        """Runs turned out slower than those before: let others have what would wait here for long."""
+        self._measure()
+        keep = max(self._executor.concurrency, int(self._rate * self._settings.poll))
+        while len(self._executor.deque) > keep:
+            self._completer.hand_back(self._executor.deque.pop())
+
+    def _serves(self, queue: int) -> bool:
+        name = self._survey.names.get(queue)
+        return queue not in self._survey.paused and name is not None and (self._queues is None or name in self._queues)
+
+    def _mark(self, lane: int) -> LowWaterMark:
+        mark = self._marks.get(lane)
+        if mark is None:
+            mark = self._marks[lane] = LowWaterMark()
+        return mark
+
+    def _want(self) -> int:
+        executor = self._executor
+        self._measure()
+        stock = min(LARGEST_STOCK, int(self._rate * STOCK_SECONDS))
+        waiting = len(executor.deque)
+        executor.hungry_below = stock // 2
+        if waiting and waiting >= stock // 2:
+            return 0
+        return executor.concurrency + stock - waiting - len(executor.active)
+
+    def _measure(self) -> None:
+        """Runs taken a second: up at once, down by and by."""
+        now, taken = Clock.monotonic(), self._executor.taken
+        since, before = self._measured
+        if now - since >= 0.05:
+            rate = (taken - before) / (now - since)
+            self._rate = rate if rate > self._rate else self._rate * 0.7 + rate * 0.3
+            self._measured = (now, taken)
+
+    async def close(self) -> None:
+        await self._gateway.close()
+
+    async def _pause(self) -> None:
+        timeout = max(0.0, self._next_survey - Clock.monotonic())
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout)
+        except asyncio.TimeoutError:
+            return
+        self._wake.clear()
+
+
+def _place(claim: Claim) -> int:
+    return claim.seq

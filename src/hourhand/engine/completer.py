@@ -1,0 +1,249 @@
+"""Writes the outcomes of runs, in batches, each under its claim token.
+
+What survives a crash: an outcome counts once its statement committed. A process that dies before
+leaves its rows in `running`, and recovery returns them. While the database is away, outcomes wait
+here, however long; the claims they carry decide whether they are accepted when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from hourhand.core.errors import DatabaseUnavailable, StatementRefused
+from hourhand.storage.database import Patience
+from hourhand.storage.queue import Claim, QueueGateway
+
+log = structlog.get_logger("hourhand.completer")
+Write = Callable[[int, list[Any]], Awaitable[list[int]]]
+
+
+class Batch:
+    """Outcomes of one worker's claims, as the columns their statements take."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.runs: list[int] = []
+        self.tokens: list[int] = []
+        self.started: list[float | None] = []
+        self.finished: list[float] = []
+        self.results: list[str | None] = []
+        self.endings: dict[int, tuple[str, str | None, str | None]] = {}
+        self.retries: list[tuple[int, int, float, float, str]] = []
+        self.deaths: list[tuple[int, int, float | None, str | None, str]] = []
+        self.returns: list[tuple[int, int]] = []
+        self.strangers: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.runs) + len(self.retries) + len(self.deaths) + len(self.returns) + len(self.strangers)
+
+    def known(self) -> list[int]:
+        parts = (self.retries, self.deaths, self.returns, self.strangers)
+        return [*self.runs, *(one[0] for part in parts for one in part)]
+
+
+class Completer:
+    def __init__(self, gateway: QueueGateway, worker: int) -> None:
+        self._gateway = gateway
+        self._batch = Batch(worker)
+        self._waiting: list[Batch] = []
+        self._flushing: Batch | None = None
+        self._wake = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self.completed = 0
+        self.refused = 0
+        """Outcomes the database did not take because the claim was lost."""
+
+    def rebase(self, worker: int) -> None:
+        """From now on under another incarnation; what is pending keeps the one it was claimed by."""
+        if worker == self._batch.worker:
+            return
+        if len(self._batch):
+            self._waiting.append(self._batch)
+        self._batch = Batch(worker)
+
+    def known(self) -> list[int]:
+        batches = [*self._waiting, self._batch, *([self._flushing] if self._flushing else [])]
+        return [run for batch in batches for run in batch.known()]
+
+    def succeed(self, claim: Claim, started: float, finished: float, result: str | None) -> None:
+        batch = self._batch
+        batch.runs.append(claim.run_number)
+        batch.tokens.append(claim.token)
+        batch.started.append(started)
+        batch.finished.append(finished)
+        batch.results.append(result)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def end(
+        self, claim: Claim, outcome: str, finished: float, *, started: float | None = None,
+        reason: str | None = None, errors: Any = None, result: str | None = None,
+    ) -> None:  # fmt: skip
+        """Any ending but a plain success: cancelled, expired, or a success with a remark."""
+        batch = self._batch
+        batch.runs.append(claim.run_number)
+        batch.tokens.append(claim.token)
+        batch.started.append(started)
+        batch.finished.append(finished)
+        batch.results.append(result)
+        batch.endings[claim.run_number] = (outcome, _json(errors), reason)
+        self._wake.set()
+
+    def retry(self, claim: Claim, delay: float, started: float, errors: Any) -> None:
+        self._batch.retries.append((claim.run_number, claim.token, delay, started, _json(errors) or "[]"))
+        self._wake.set()
+
+    def bury(self, claim: Claim, started: float | None, errors: Any, reason: str) -> None:
+        self._batch.deaths.append((claim.run_number, claim.token, started, _json(errors), reason))
+        self._wake.set()
+
+    def hand_back(self, claim: Claim) -> None:
+        self._batch.returns.append((claim.run_number, claim.token))
+        self._wake.set()
+
+    def park(self, claim: Claim) -> None:
+        self._batch.strangers.append((claim.run_number, claim.token))
+        self._wake.set()
+
+    async def run(self) -> None:
+        patience = Patience()
+        while True:
+            await self._wake.wait()
+            try:
+                await self.run_once()
+                patience.reset()
+            except DatabaseUnavailable as error:
+                if patience.first:
+                    log.warning("outcomes.waiting", error=str(error), runs=len(self.known()))
+                await patience.wait()
+
+    async def run_once(self) -> None:
+        """Write what is there. What could not be written stays, and the next call tries again."""
+        self._wake.clear()
+        again = self._flushing is not None
+        while True:
+            if self._flushing is None:
+                if self._waiting:
+                    self._flushing = self._waiting.pop(0)
+                elif len(self._batch):
+                    self._flushing, self._batch = self._batch, Batch(self._batch.worker)
+                else:
+                    break
+            try:
+                await self._flush(self._flushing, again)
+            except DatabaseUnavailable:
+                self._wake.set()
+                raise
+            self._flushing, again = None, False
+        self._flushed.set()
+
+    async def drained(self) -> None:
+        """Until everything is written."""
+        while self.known():
+            self._flushed.clear()
+            await self._flushed.wait()
+
+    async def close(self) -> None:
+        await self._gateway.close()
+
+    async def _flush(self, batch: Batch, again: bool) -> None:
+        worker, gateway = batch.worker, self._gateway
+        # Each part is forgotten as soon as it is written, so a retry repeats only the rest.
+        if batch.runs:
+            accepted = await self._finish(batch)
+            self._count(batch.runs, accepted, again, worker)
+            batch.runs = []
+        if batch.retries:
+            runs = [one[0] for one in batch.retries]
+            self._count(runs, await self._one_by_one(self._retry, worker, batch.retries), again, worker)
+            soon = min(one[2] for one in batch.retries) < 2
+            batch.retries = []
+            if soon:
+                await gateway.notify(["d"])
+        if batch.deaths:
+            runs = [one[0] for one in batch.deaths]
+            self._count(runs, await self._one_by_one(self._bury, worker, batch.deaths), again, worker)
+            batch.deaths = []
+        if batch.returns:
+            runs, tokens = _columns(batch.returns)
+            self._count(runs, await gateway.hand_back(worker, runs, tokens), again, worker, 0)
+            batch.returns = []
+        if batch.strangers:
+            runs, tokens = _columns(batch.strangers)
+            self._count(runs, await gateway.park(worker, runs, tokens), again, worker, 0)
+            batch.strangers = []
+
+    async def _finish(self, batch: Batch) -> list[int]:
+        try:
+            return await self._finish_all(batch)
+        except StatementRefused as error:
+            # One result that PostgreSQL cannot store must not hold up the others.
+            accepted: list[int] = []
+            for place, run in enumerate(batch.runs):
+                one = Batch(batch.worker)
+                one.runs, one.tokens = [run], [batch.tokens[place]]
+                one.started, one.finished = [batch.started[place]], [batch.finished[place]]
+                one.results = [batch.results[place]]
+                one.endings = {run: batch.endings[run]} if run in batch.endings else {}
+                try:
+                    accepted += await self._finish_all(one)
+                except StatementRefused:
+                    outcome = batch.endings.get(run, ("succeeded",))[0]
+                    one.results, one.endings = [None], {run: (outcome, None, f"result not kept: {error}")}
+                    accepted += await self._finish_all(one)
+            return accepted
+
+    async def _finish_all(self, batch: Batch) -> list[int]:
+        outcomes: list[str | None] | None = None
+        errors: list[str | None] | None = None
+        reasons: list[str | None] | None = None
+        if batch.endings:
+            plain = ("succeeded", None, None)
+            columns = zip(*(batch.endings.get(run, plain) for run in batch.runs), strict=True)
+            outcomes, errors, reasons = (list(column) for column in columns)
+        return await self._gateway.finish(
+            batch.worker, batch.runs, batch.tokens, batch.started, batch.finished,
+            outcomes, batch.results, errors, reasons,
+        )  # fmt: skip
+
+    async def _retry(self, worker: int, rows: list[Any]) -> list[int]:
+        return await self._gateway.retry(worker, *_columns(rows))
+
+    async def _bury(self, worker: int, rows: list[Any]) -> list[int]:
+        return await self._gateway.bury(worker, *_columns(rows))
+
+    async def _one_by_one(self, write: Write, worker: int, rows: list[Any]) -> list[int]:
+        """All at once; if PostgreSQL cannot store somebody's error text, each by itself, without it if need be."""
+        try:
+            return await write(worker, rows)
+        except StatementRefused as error:
+            log.error("outcomes.text_refused", error=str(error))
+        accepted: list[int] = []
+        for row in rows:
+            try:
+                accepted += await write(worker, [row])
+            except StatementRefused:
+                bare = tuple("[]" if isinstance(value, str) and value.startswith("[") else value for value in row)
+                accepted += await write(worker, [bare])
+        return accepted
+
+    def _count(self, runs: list[int], accepted: list[int], again: bool, worker: int, weight: int = 1) -> None:
+        self.completed += len(accepted) * weight
+        # After a lost answer a missing row may also mean that the first try went through.
+        if len(accepted) < len(runs) and not again:
+            lost = set(runs) - set(accepted)
+            self.refused += len(lost)
+            log.warning("outcomes.refused", node=worker, runs=len(lost), meaning="another worker has these runs now")
+
+
+def _columns(rows: list[Any]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()

@@ -1,0 +1,132 @@
+"""The chores of the queue, done by one node at a time: promoting what is due, judging who is dead,
+recovering their runs, ending what expired, tidying.
+
+Every node ticks once a second and takes the duty over the moment its holder is gone. Everything here
+is safe to do twice at once (SKIP LOCKED, conditions checked as they are written), so the duty needs no
+fence; it only spares the database ten nodes doing the same.
+
+A judge must have been connected for longer than the grace itself: after a restart of the database
+everybody's lock is missing and leases may have run out, and everybody needs a moment to return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseUnavailable, StatementRefused
+from hourhand.core.settings import Settings
+from hourhand.engine.node import Node
+from hourhand.storage.database import Patience
+from hourhand.storage.nodes import MaintenanceGateway
+
+log = structlog.get_logger("hourhand.maintainer")
+TICK = 1.0
+DUTY = 5.0
+BATCH = 2_000
+MOST_CRASHES = 10
+"""After so many dead workers in a row a run goes to the dead letters."""
+TIDY_EVERY = 60.0
+PARTITIONS_EVERY = 3_600.0
+
+
+class Maintainer:
+    def __init__(self, gateway: MaintenanceGateway, node: Node, settings: Settings) -> None:
+        self._gateway = gateway
+        self._node = node
+        self._settings = settings
+        self._missing_since: dict[int, float] = {}
+        self._tidy_at = 0.0
+        self._partitions_at = 0.0
+        self._wake = asyncio.Event()
+        self._held = False
+        self.recovered = 0
+        self.declared = 0
+
+    def hear(self, word: str) -> None:
+        if word == "d" and self._held:
+            self._wake.set()
+
+    async def run(self) -> None:
+        patience = Patience()
+        while True:
+            try:
+                pause = await self.run_once()
+                patience.reset()
+            except DatabaseUnavailable:
+                self._missing_since.clear()
+                await patience.wait()
+                continue
+            except StatementRefused as error:
+                log.error("maintenance.refused", error=str(error))
+                pause = TICK
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+            self._wake.clear()
+
+    async def run_once(self) -> float:
+        """One tick. Returns the seconds until the next one is wanted."""
+        tick = await self._gateway.tick(self._node.id, DUTY)
+        self._held = tick.held
+        if not tick.held:
+            self._missing_since.clear()
+            return TICK
+        orphans = tick.orphans
+        for node in self._condemned(tick.silent, tick.unlocked):
+            if await self._gateway.declare_dead(node):
+                self.declared += 1
+                orphans = True
+                log.warning("node.dead", node=node, sign="lease ran out" if node in tick.silent else "session lock gone")
+        if orphans:
+            await self._recover()
+        if tick.expired:
+            count = await self._gateway.expire(BATCH)
+            log.info("runs.expired", runs=count)
+        next_in = tick.next_in
+        began = Clock.monotonic()
+        while next_in is not None and next_in <= 0:
+            moved, next_in = await self._gateway.promote(BATCH)
+            if moved == BATCH:
+                next_in = 0.0
+            # A mountain of due runs must not keep the dead from being noticed.
+            if Clock.monotonic() - began > TICK / 2:
+                break
+        await self._tidy()
+        return TICK if next_in is None else min(TICK, max(0.001, next_in))
+
+    def _condemned(self, silent: list[int], unlocked: list[int]) -> list[int]:
+        now, grace = Clock.monotonic(), self._settings.grace
+        self._missing_since = {node: self._missing_since.get(node, now) for node in unlocked}
+        connected = now - self._gateway.connected_at
+        if connected < grace * 2:
+            return []
+        gone = [node for node, since in self._missing_since.items() if now - since >= grace]
+        return sorted({*silent, *gone} - {self._node.id})
+
+    async def _recover(self) -> None:
+        recovered, cancelled, buried = await self._gateway.recover(MOST_CRASHES)
+        self.recovered += recovered
+        if recovered or cancelled or buried:
+            log.warning("runs.recovered", runs=recovered, cancelled=cancelled, dead=buried,
+                        meaning="their worker died; they run again")  # fmt: skip
+
+    async def _tidy(self) -> None:
+        now = Clock.monotonic()
+        if now >= self._partitions_at:
+            self._partitions_at = now + TIDY_EVERY
+            added = await self._gateway.add_partitions()
+            self._partitions_at = now + PARTITIONS_EVERY
+            if added:
+                log.info("history.partitions_added", partitions=added)
+        if now >= self._tidy_at:
+            await self._gateway.tidy()
+            self._tidy_at = now + TIDY_EVERY
+
+    async def stop(self) -> None:
+        if self._held:
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._gateway.drop_duty(self._node.id)
+        await self._gateway.close()

@@ -1,0 +1,198 @@
+"""A worker process: its node, its claimer, its slots, its completer, its share of the chores."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, StatementRefused
+from hourhand.core.registry import Registry
+from hourhand.core.settings import Settings
+from hourhand.core.task import check_name
+from hourhand.engine.claimer import Claimer
+from hourhand.engine.completer import Completer
+from hourhand.engine.executor import Executor
+from hourhand.engine.maintainer import Maintainer
+from hourhand.engine.node import Node
+from hourhand.engine.reference import find_reference
+from hourhand.storage.database import Database
+from hourhand.storage.nodes import MaintenanceGateway
+from hourhand.storage.queue import queue_gateway
+from hourhand.targets.python import run_hooks
+
+log = structlog.get_logger("hourhand.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    queues: Collection[str] | None = None
+    """None: every queue there is."""
+    concurrency: int = 50
+    shutdown_grace: float = 25.0
+    """Seconds that running handlers get to finish after SIGTERM."""
+    reference: str | None = None
+    """How a child process imports the app; found by itself when the app is in a module."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= 10_000:
+            raise ConfigurationError(f"concurrency must be from 1 to 10000, not {self.concurrency}")
+        for queue in self.queues or ():
+            check_name("queue", queue)
+
+
+class Worker:
+    def __init__(self, database: Database, settings: Settings, registry: Registry, options: WorkerOptions) -> None:
+        self._database = database
+        self._registry = registry
+        self._options = options
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop_asked = asyncio.Event()
+        self._deadline: float | None = None
+        info = {
+            "queues": sorted(options.queues) if options.queues is not None else None,
+            "concurrency": options.concurrency,
+            "tasks": sorted(registry.tasks),
+        }
+        self.node = Node(database, settings, "worker", info)
+        self.completer = Completer(queue_gateway(database, "completer"), 0)
+        reference = options.reference or find_reference(registry)
+        self.executor = Executor(registry, self.node, self.completer, settings, reference, options.concurrency)
+        self.claimer = Claimer(
+            queue_gateway(database, "claimer"), self.node, self.executor, self.completer, settings, options.queues
+        )
+        self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
+        self._reporter = queue_gateway(database, "reporter")
+        self.started = asyncio.Event()
+
+    def ask_to_stop(self) -> None:
+        """The first time: finish within the grace period. The second time: hand back at once."""
+        grace = 0.0 if self._stop_asked.is_set() else self._options.shutdown_grace
+        self._deadline = Clock.monotonic() + grace
+        log.info("worker.stopping", node=self.node.id, running=len(self.executor.active), grace=grace)
+        self._stop_asked.set()
+
+    async def run(self, *, handle_signals: bool = False) -> None:
+        """Until asked to stop."""
+        if handle_signals:
+            loop = asyncio.get_running_loop()
+            for one in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(one, self.ask_to_stop)
+        self.node.on_notify = self._hear
+        self.node.on_cancel = self._cancel
+        self.node.on_death = self._died
+        self.node.on_return = self._returned
+        self.executor.on_hungry = self.claimer.hungry
+        if not await self._unless_stopped(run_hooks(self._registry.startup, self._registry)):
+            return
+        try:
+            if not await self._unless_stopped(self.node.start()):
+                return
+            await self.claimer.make_queues({one.queue for one in self._registry.tasks.values()})
+            log.info(
+                "worker.started", node=self.node.id, name=self.node.name, concurrency=self._options.concurrency,
+                queues=sorted(self._options.queues) if self._options.queues is not None else "all",
+                tasks=len(self._registry.tasks), database=self._describe(),
+            )  # fmt: skip
+            self.executor.start()
+            services: dict[str, Any] = {
+                "node": self.node.run(), "completer": self.completer.run(), "claimer": self.claimer.run(),
+                "maintainer": self.maintainer.run(), "reporter": self._report(),
+            }  # fmt: skip
+            self._tasks = [asyncio.create_task(service, name=name) for name, service in services.items()]
+            self.started.set()
+            await self._until_stopped()
+        finally:
+            await self._shut_down()
+            await run_hooks(self._registry.shutdown, self._registry)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do it, but give way to a wish to stop. False: stopped before it was done."""
+        task, asked = asyncio.create_task(work), asyncio.create_task(self._stop_asked.wait())
+        await asyncio.wait([task, asked], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            return False
+        await task
+        return True
+
+    async def _until_stopped(self) -> None:
+        asked = asyncio.create_task(self._stop_asked.wait())
+        watched = [asked, *self._tasks, *self.executor.slots]
+        done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        for task in done - {asked}:
+            # No service ends by itself: this is a bug or a refusal, and the process must say so.
+            await task
+
+    async def _shut_down(self) -> None:
+        deadline = self._deadline if self._deadline is not None else 0.0
+        self.claimer.stopping = True
+        self.claimer.forget()
+        # A claim under way delivers to the completer, which hands it back.
+        claiming = [task for task in self._tasks if task.get_name() == "claimer"]
+        if claiming:
+            await asyncio.wait(claiming, timeout=2.0)
+        await self.executor.stop(lambda: (self._deadline or deadline) - Clock.monotonic())
+        if self.completer.known():
+            try:
+                await asyncio.wait_for(self.completer.drained(), 5.0)
+            except asyncio.TimeoutError:
+                log.warning("worker.outcomes_unwritten", runs=len(self.completer.known()), meaning="they will run again")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.maintainer.stop()
+        if self.node.id:
+            await self.node.stop()
+        await self.claimer.close()
+        await self.completer.close()
+        await self._reporter.close()
+        log.info("worker.stopped", node=self.node.id, completed=self.completer.completed)
+
+    def _hear(self, word: str) -> None:
+        if word.startswith("c:"):
+            self.executor.cancel(int(word[2:]))
+        elif word == "d":
+            self.maintainer.hear(word)
+        else:
+            self.claimer.hear(word)
+
+    def _cancel(self, runs: list[int]) -> None:
+        for run in runs:
+            self.executor.cancel(run)
+
+    async def _died(self) -> None:
+        lost = self.executor.forsake()
+        log.error("worker.lost_its_claims", node=self.node.id, runs=lost)
+        self.claimer.forget()
+
+    def _returned(self) -> None:
+        self.completer.rebase(self.node.id)
+        self.claimer.forget()
+        self.executor.wake_all()
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if not self.executor.progress:
+                continue
+            reports, self.executor.progress = self.executor.progress, {}
+            runs = sorted(reports)
+            try:
+                await self._reporter.report_progress(runs, [msgspec.json.encode(reports[run]).decode() for run in runs])
+            except DatabaseUnavailable:
+                self.executor.progress = {**reports, **self.executor.progress}
+            except StatementRefused as error:
+                log.warning("progress.refused", error=str(error))
+
+    def _describe(self) -> str:
+        return "embedded" if self._database.embedded else "HOURHAND_DATABASE_URL"

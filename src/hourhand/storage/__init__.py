@@ -1,0 +1,1 @@
+"""PostgreSQL, and only here: every statement by name, one typed method each."""

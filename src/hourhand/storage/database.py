@@ -1,0 +1,280 @@
+"""Connections: to whichever PostgreSQL the settings name, and back to it when it was away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeVar, cast
+
+import asyncpg
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, EmbeddedServerError, StatementRefused
+from hourhand.core.settings import Settings
+from hourhand.storage import statements
+from hourhand.storage.embedded import EmbeddedServer
+from hourhand.storage.migrate import check_version, migrate
+
+T = TypeVar("T")
+
+COMMAND_TIMEOUT = 30.0
+CONNECT_TIMEOUT = 10.0
+
+# The hot statements pick their rows by index, in its order, on purpose. Without statistics, or right
+# after a vacuum, the planner believes a table to be nearly empty and prefers to read and sort all of
+# it, or to compare everything with everything.
+PLANNER = {f"enable_{way}": "off" for way in ("seqscan", "bitmapscan", "sort", "incremental_sort", "nestloop", "mergejoin")} | {
+    "jit": "off"
+}
+_SET_PLANNER = "; ".join(f"SET LOCAL {name} = {value}" for name, value in PLANNER.items())
+
+_LOST = (
+    OSError,
+    asyncio.TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.exceptions.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,  # a primary that has become a standby
+    asyncpg.InternalClientError,  # cut off while asyncpg prepares a statement, it loses track of its own state
+)
+_AGAIN = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InternalServerError,
+)
+
+
+def _unreachable(error: BaseException) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "the database did not answer in time"
+    return f"the database cannot be reached: {str(error) or type(error).__name__}"
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether this error says that the database, not the statement, is the trouble."""
+    return isinstance(error, _LOST)
+
+
+class Patience:
+    """How long to wait before the next try: doubling from 50 ms to `cap`, spread by a fifth."""
+
+    def __init__(self, cap: float = 1.0, rng: Random | None = None) -> None:
+        self._cap, self._rng, self._tries = cap, rng or Random(), 0
+
+    async def wait(self) -> None:
+        pause = min(self._cap, 0.05 * 2.0 ** min(self._tries, 10)) * self._rng.uniform(0.8, 1.0)
+        self._tries += 1
+        await asyncio.sleep(pause)
+
+    def reset(self) -> None:
+        self._tries = 0
+
+    @property
+    def first(self) -> bool:
+        return self._tries == 0
+
+
+class _PooledConnection(asyncpg.Connection):
+    """A pool member that is not reset after each use: our statements leave nothing behind."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Database:
+    """A database that is open: who to connect to, how, and a small pool for occasional statements."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.schema = statements.check_schema(settings.schema)
+        self.sql = statements.load(self.schema)
+        self.pooler = False
+        """A pooler stands between: no session survives a statement, so only leases count."""
+        self.shared = False
+        """After closing: others still use the embedded server, so it was left running."""
+        self._embedded: EmbeddedServer | None = None
+        self._url = settings.database_url
+        self._pool: asyncpg.Pool | None = None
+
+    @property
+    def embedded(self) -> bool:
+        return self.settings.database_url is None
+
+    @property
+    def sessions(self) -> bool:
+        """Whether locks and LISTEN can be held on a connection of their own."""
+        return not self.pooler or self.settings.direct_url is not None
+
+    async def open(self, *, check: bool = True, migrate_embedded: bool = True) -> None:
+        """Start the embedded server if it is ours, probe for a pooler, refuse a strange schema."""
+        if self.embedded and self._embedded is None:
+            await self._start_embedded()
+        connection = await self._probe()
+        try:
+            if self.embedded and migrate_embedded:
+                await migrate(connection, self.schema)
+            elif check:
+                await check_version(connection, self.schema)
+        finally:
+            await connection.close()
+
+    async def _probe(self) -> asyncpg.Connection:
+        # A pooler invents the backend's number that it tells its clients.
+        connection = await self._connect(self._url, {}, cache=False)
+        actual = int(await connection.fetchval("SELECT pg_backend_pid()"))
+        self.pooler = actual != connection.get_server_pid()
+        return connection
+
+    async def _start_embedded(self) -> None:
+        """Not to be left half-way: whoever is interrupted here still knows that there is a server to stop."""
+        self._embedded = server = EmbeddedServer(self.settings.data)
+        starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+        try:
+            self._url = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
+
+    async def keep_embedded(self) -> None:
+        """Start the embedded server again if somebody kills it."""
+        while self._embedded is not None:
+            await asyncio.sleep(1.0)
+            with contextlib.suppress(EmbeddedServerError):
+                await asyncio.to_thread(self._embedded.revive)
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except asyncio.TimeoutError:
+                pool.terminate()
+        if self._embedded is not None:
+            server, self._embedded = self._embedded, None
+            self.shared = not await asyncio.to_thread(server.stop)
+
+    async def connect(self, purpose: str, *, session: bool = False) -> asyncpg.Connection:
+        """A connection of one's own. `session` asks for one that goes around a pooler if there is a way."""
+        if session and self.settings.direct_url:
+            return await self._connect(self.settings.direct_url, {}, purpose=purpose)
+        if self.pooler:
+            return await self._connect(self._url, {}, cache=False, purpose=purpose)
+        return await self._connect(self._url, PLANNER, purpose=purpose)
+
+    async def _connect(
+        self, url: str | None, extra: dict[str, str], *, cache: bool = True, purpose: str = "client"
+    ) -> asyncpg.Connection:
+        try:
+            return await asyncpg.connect(
+                url,
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=COMMAND_TIMEOUT,
+                statement_cache_size=100 if cache else 0,
+                server_settings={"application_name": f"hourhand {purpose}", **extra},
+            )
+        except _LOST as error:
+            raise DatabaseUnavailable(_unreachable(error)) from error
+        except asyncpg.PostgresError as error:
+            raise DatabaseRefused(f"the database refused the connection: {error}") from error
+
+    def link(self, purpose: str) -> Link:
+        return Link(self, purpose)
+
+    async def pool(self) -> asyncpg.Pool:
+        if self._pool is None:
+            self._pool = await asyncpg.create_pool(
+                self._url,
+                min_size=0,
+                max_size=6,
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=COMMAND_TIMEOUT,
+                statement_cache_size=0 if self.pooler else 100,
+                connection_class=_PooledConnection,
+                server_settings={"application_name": "hourhand client", **({} if self.pooler else {"jit": "off"})},
+            )
+        return self._pool
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a statement on some connection; for what people and clients ask."""
+        return await self.using(lambda connection: connection.fetch(self.sql[name], *args))
+
+    async def fetchrow(self, name: str, *args: Any) -> asyncpg.Record | None:
+        rows = await self.fetch(name, *args)
+        return rows[0] if rows else None
+
+    async def fetchval(self, name: str, *args: Any) -> Any:
+        rows = await self.fetch(name, *args)
+        return rows[0][0] if rows else None
+
+    async def using(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+        try:
+            pool = await self.pool()
+            async with pool.acquire() as connection:
+                return await work(cast(asyncpg.Connection, connection))
+        except _LOST as error:
+            raise DatabaseUnavailable(_unreachable(error)) from error
+        except asyncpg.PostgresError as error:
+            raise StatementRefused(f"the database refused: {error}") from error
+
+
+class Link:
+    """One connection for one service, opened when needed and again when lost.
+
+    A lost connection raises DatabaseUnavailable; the service decides what that means. What a
+    statement did before the loss is unknown, so only statements that may be repeated go here.
+    """
+
+    def __init__(self, database: Database, purpose: str) -> None:
+        self._database = database
+        self._purpose = purpose
+        self._connection: asyncpg.Connection | None = None
+        self.connected_at = 0.0
+        """Monotonic time since which this connection has stood."""
+
+    async def fetch(self, name: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
+        try:
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = self._connection = await self._database.connect(self._purpose)
+                self.connected_at = Clock.monotonic()
+            if self._database.pooler:
+                # Nothing outlives a transaction here, the planner's settings included.
+                async with connection.transaction():
+                    await connection.execute(_SET_PLANNER)
+                    return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
+            return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
+        except _LOST as error:
+            self.drop()
+            raise DatabaseUnavailable(_unreachable(error)) from error
+        except _AGAIN as error:
+            raise DatabaseUnavailable(f"the database asks to try again: {error}") from error
+        except asyncpg.PostgresError as error:
+            raise StatementRefused(f"{name}: {error}") from error
+
+    def drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        await close_quietly(connection)
+
+
+async def close_quietly(connection: asyncpg.Connection | None) -> None:
+    """In order if the server answers, at once if not; it lets go of locks either way."""
+    if connection is not None and not connection.is_closed():
+        try:
+            await connection.close(timeout=2)
+        except (*_LOST, asyncpg.PostgresError):
+            connection.terminate()

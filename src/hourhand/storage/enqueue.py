@@ -1,0 +1,218 @@
+"""Putting runs in: one by the SQL function, many by COPY; waking the workers without hurry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import asyncpg
+
+from hourhand.core.errors import DatabaseUnavailable, InvalidOption, StatementRefused
+from hourhand.core.fairness import lane_of
+from hourhand.core.options import EnqueueOptions
+from hourhand.storage.database import Database, Link
+
+COPY_CHUNK = 20_000
+WAKE_EVERY = 0.005
+_NOTHING = [None] * 5
+_SHARED = ("run_id", "scheduled_at", "enqueued_at", "expires_at", "lane", "task", "payload", "tags", "options")
+
+
+class Waker:
+    """NOTIFY after the commit, in a transaction of its own, at most one per WAKE_EVERY.
+
+    The first word goes out at once; words that come within the pause are sent together at its end.
+    A lost word costs latency, never a run: workers also look by themselves.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lowest: dict[int, int] = {}
+        self._words: set[str] = set()
+        self._sender: asyncio.Task[None] | None = None
+
+    def wake(self, lane: int, seq: int) -> None:
+        lowest = self._lowest.get(lane)
+        self._lowest[lane] = seq if lowest is None else min(seq, lowest)
+        self._start()
+
+    def say(self, words: list[str]) -> None:
+        self._words.update(words)
+        self._start()
+
+    def _start(self) -> None:
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send(), name="hourhand-waker")
+
+    async def _send(self) -> None:
+        while self._lowest or self._words:
+            words = [f"r:{lane}:{seq}" for lane, seq in self._lowest.items()] + sorted(self._words)
+            self._lowest, self._words = {}, set()
+            try:
+                await self._database.fetch("notify", words)
+            except DatabaseUnavailable:
+                return
+            await asyncio.sleep(WAKE_EVERY)
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            await asyncio.wait([self._sender], timeout=1.0)
+
+
+class Combiner:
+    """Plain runs over one connection. Those that arrive while a statement is under way share the next.
+
+    One caller at a time pays one commit, as it must; a thousand at a time share a few.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._busy = False
+        self._waiting: list[tuple[int, str, str, asyncio.Future[int]]] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    async def enqueue(self, lane: int, task: str, payload: str) -> int:
+        if self._busy:
+            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            self._waiting.append((lane, task, payload, future))
+            return await future
+        self._busy = True
+        try:
+            return int((await self._link.fetch("enqueue_plain", lane, task, payload))[0][0])
+        finally:
+            if self._waiting:
+                self._sender = asyncio.create_task(self._send(), name="hourhand-enqueuer")
+            else:
+                self._busy = False
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:COPY_CHUNK], self._waiting[COPY_CHUNK:]
+            lanes, tasks, payloads, futures = zip(*batch, strict=True)
+            try:
+                rows = await self._link.fetch("enqueue_plains", lanes, tasks, payloads)
+                outcomes: list[int | BaseException] = [row[0] for row in rows]
+            except StatementRefused:
+                outcomes = [await self._alone(*one[:3]) for one in batch]
+            except Exception as error:
+                outcomes = [error] * len(batch)
+            for future, outcome in zip(futures, outcomes, strict=True):
+                if future.done():
+                    continue
+                if isinstance(outcome, BaseException):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+        self._busy = False
+
+    async def _alone(self, lane: int, task: str, payload: str) -> int | BaseException:
+        try:
+            return int((await self._link.fetch("enqueue_plain", lane, task, payload))[0][0])
+        except Exception as error:
+            return error
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            await asyncio.wait([self._sender], timeout=5.0)
+        await self._link.close()
+
+
+def call_arguments(task: str, payload: str, queue: str, priority: str, options: EnqueueOptions) -> tuple[Any, ...]:
+    """The SQL function's parameters, in its order."""
+    return (
+        task, payload, queue, priority, options.delay, options.at, options.expires, options.expires_at,
+        options.key, list(options.tags) or None, options.kept_json(),
+    )  # fmt: skip
+
+
+class EnqueueGateway:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waker = Waker(database)
+        self._combiner = Combiner(database.link("enqueuer"))
+        self._queues: dict[str, int] = {}
+
+    async def enqueue(self, arguments: tuple[Any, ...]) -> tuple[int, bool]:
+        task, payload, queue, priority, delay, at, *rest = arguments
+        if delay is None and at is None and rest == _NOTHING:
+            lane = lane_of(await self.queue_number(queue), priority)
+            run, duplicate = await self._combiner.enqueue(lane, task, payload), False
+        else:
+            # With a time in it the run may be due at once or not: the function knows, and tells the workers.
+            timed = delay is not None or at is not None
+            run, duplicate, lane = (await self._database.fetch("enqueue", *arguments, timed))[0]
+            if duplicate or timed:
+                return run, duplicate
+        self._waker.wake(lane, run)
+        return run, duplicate
+
+    async def queue_number(self, queue: str) -> int:
+        """Queues are never removed, so a number once known stays right."""
+        number = self._queues.get(queue)
+        if number is None:
+            number = self._queues[queue] = int(await self._database.fetchval("queue_number", queue))
+        return number
+
+    async def enqueue_many(
+        self, task: str, payloads: Iterable[str], queue: str, priority: str, options: EnqueueOptions,
+        connection: asyncpg.Connection | None = None,
+    ) -> list[int]:  # fmt: skip
+        """COPY, in chunks: all of them or none, on our own connection or as a part of the caller's transaction."""
+        if options.key is not None:
+            raise InvalidOption("key= names one run; enqueue_many makes many. Enqueue keyed runs one by one")
+        # Before a connection is taken: with every one of the pool's in such hands nobody could go on.
+        lane = lane_of(await self.queue_number(queue), priority)
+        if connection is not None:
+            # A savepoint inside the caller's transaction: an error that the caller survives leaves no half.
+            try:
+                async with connection.transaction():
+                    numbers, words = await self._copy(connection, task, payloads, lane, options)
+                    await connection.execute(self._database.sql["notify"], words)
+            except asyncpg.InternalClientError as error:
+                raise InvalidOption(
+                    f"COPY cannot use this connection's own codecs ({error}); enqueue one by one instead"
+                ) from error
+            return numbers
+
+        async def whole(own: asyncpg.Connection) -> tuple[list[int], list[str]]:
+            async with own.transaction():
+                return await self._copy(own, task, payloads, lane, options)
+
+        numbers, words = await self._database.using(whole)
+        if words:
+            self._waker.say(words)
+        return numbers
+
+    async def _copy(
+        self, connection: asyncpg.Connection, task: str, payloads: Iterable[str], lane: int, options: EnqueueOptions
+    ) -> tuple[list[int], list[str]]:
+        numbers: list[int] = []
+        words: dict[str, str] = {}
+        tags, kept = list(options.tags) or None, options.kept_json()
+        waiting = iter(payloads)
+        while chunk := list(islice(waiting, COPY_CHUNK)):
+            taken = (await connection.fetch(self._database.sql["reserve_runs"], len(chunk)))[0]
+            present: datetime = taken["present"]
+            due = options.at or (present + options.delay if options.delay else None)
+            later = due is not None and due > present
+            expires = options.expires_at or (present + options.expires if options.expires else None)
+            rest = (due or present, present if due else None, expires, lane, task)
+            places: Sequence[int] = taken["numbers"] or range(taken["first"], taken["first"] + len(chunk))
+            await connection.copy_records_to_table(
+                "delayed" if later else "ready", schema_name=self._database.schema,
+                columns=("due_at" if later else "seq", *_SHARED),
+                records=[
+                    (due if later else place, place, *rest, payload, tags, kept)
+                    for place, payload in zip(places, chunk, strict=True)
+                ],
+            )  # fmt: skip
+            numbers.extend(places)
+            words.setdefault("d" if later else "r", "d" if later else f"r:{lane}:{places[0]}")
+        return numbers, list(words.values())
+
+    async def close(self) -> None:
+        await self._combiner.close()
+        await self._waker.close()

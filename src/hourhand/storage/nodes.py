@@ -1,0 +1,133 @@
+"""Liveness and maintenance statements as typed methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from hourhand.core.errors import DatabaseUnavailable
+from hourhand.storage.database import Database, Link, close_quietly, is_lost
+
+MAINTAINER = "maintainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What there is to do, for the node that holds the duty."""
+
+    held: bool
+    next_in: float | None
+    expired: bool
+    orphans: bool
+    silent: list[int]
+    unlocked: list[int]
+
+
+class MaintenanceGateway:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def connected_at(self) -> float:
+        return self._link.connected_at
+
+    async def tick(self, node: int, seconds: float) -> Tick:
+        return Tick(*(await self._link.fetch("tick", MAINTAINER, node, seconds))[0])
+
+    async def drop_duty(self, node: int) -> None:
+        await self._link.fetch("drop_duty", MAINTAINER, node)
+
+    async def declare_dead(self, node: int) -> bool:
+        return bool(await self._link.fetch("declare_dead", node))
+
+    async def recover(self, most_crashes: int) -> tuple[int, int, int]:
+        """How many run again, ended as cancelled, and are dead after too many crashes."""
+        row = (await self._link.fetch("recover", most_crashes))[0]
+        return row["recovered"], row["cancelled"], row["buried"]
+
+    async def promote(self, limit: int) -> tuple[int, float | None]:
+        """How many became ready, and in how many seconds the next one is due."""
+        row = (await self._link.fetch("promote", limit))[0]
+        return row["moved"], row["next_in"]
+
+    async def expire(self, limit: int) -> int:
+        return len(await self._link.fetch("expire", limit))
+
+    async def tidy(self) -> dict[str, int]:
+        return dict((await self._link.fetch("tidy"))[0])
+
+    async def add_partitions(self) -> int:
+        return sum(row[0] for row in await self._link.fetch("add_partitions"))
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+class Session:
+    """A node's own connection: its lock, its notifications, its heartbeat."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: asyncpg.Connection | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def connect(self, on_notify: Callable[[str], None], on_loss: Callable[[], None]) -> None:
+        """A fresh connection, listening where the connection is really ours."""
+        self.drop()
+        try:
+            self._connection = await self._database.connect("session", session=True)
+            self._connection.add_termination_listener(lambda _connection: on_loss())
+            if self._database.sessions:
+                await self._connection.add_listener(
+                    self._database.schema, lambda _connection, _pid, _channel, word: on_notify(word)
+                )
+        except Exception as error:
+            self.drop()
+            if is_lost(error):
+                raise DatabaseUnavailable(str(error)) from error
+            raise
+
+    async def _fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        if self._connection is None or self._connection.is_closed():
+            raise DatabaseUnavailable("the session's connection is lost")
+        try:
+            return await self._connection.fetch(self._database.sql[name], *args)
+        except Exception as error:
+            # The session must not be given up for anything the database says: try again on a new one.
+            if is_lost(error) or isinstance(error, asyncpg.PostgresError):
+                self.drop()
+                raise DatabaseUnavailable(f"the session's connection is lost: {error}") from error
+            raise
+
+    async def register_node(self, kind: str, name: str, lease: float, info: str) -> int:
+        rows = await self._fetch("register_node", kind, name, lease, False, info)
+        return int(rows[0][0])
+
+    async def lock_node(self, node: int) -> bool:
+        """False when a session before this one still holds the lock: ask again."""
+        if not self._database.sessions:
+            return True
+        return bool((await self._fetch("lock_node", node))[0][0])
+
+    async def heartbeat(self, node: int, lease: float, locked: bool, skew: float) -> tuple[float, list[int]] | None:
+        """The database's time and which of our runs are asked to stop; None if we were declared dead."""
+        rows = await self._fetch("heartbeat", node, lease, locked, skew)
+        return (rows[0]["now"], rows[0]["cancels"]) if rows else None
+
+    async def stop_node(self, node: int) -> None:
+        await self._fetch("stop_node", node)
+
+    def drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        await close_quietly(connection)

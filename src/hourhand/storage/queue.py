@@ -1,0 +1,119 @@
+"""The queue's statements as typed methods: claim, and the ways a claimed run leaves `running`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from hourhand.storage.database import Database, Link
+
+
+class Claim:
+    """A claimed run. Its token is what every later write must show."""
+
+    __slots__ = (
+        "attempt", "crashes", "errors", "expires_at", "job_number", "lane", "options", "payload", "queue",
+        "run_number", "scheduled_at", "seq", "tags", "task", "token",
+    )  # fmt: skip
+
+    def __init__(self, row: asyncpg.Record, queue: str) -> None:
+        (
+            self.seq, self.run_number, self.token, self.task, self.payload, self.scheduled_at, self.attempt,
+            self.crashes, self.lane, self.job_number, self.expires_at, self.tags, options, errors,
+        ) = row  # fmt: skip
+        self.queue = queue
+        self.options: dict[str, Any] | None = options and msgspec.json.decode(options)
+        self.errors: list[dict[str, Any]] | None = errors and msgspec.json.decode(errors)
+
+    seq: int
+    run_number: int
+    token: int
+    task: str
+    payload: str
+    scheduled_at: datetime
+    attempt: int
+    crashes: int
+    lane: int
+    job_number: int | None
+    expires_at: datetime | None
+    tags: list[str] | None
+
+
+class Survey:
+    """What the queues look like from an idle worker."""
+
+    __slots__ = ("lanes", "names", "parked", "paused")
+
+    def __init__(self, rows: Sequence[asyncpg.Record]) -> None:
+        self.names: dict[int, str] = {row["id"]: row["name"] for row in rows}
+        self.paused = {row["id"] for row in rows if row["paused"]}
+        self.lanes = {row["id"] * 4 + class_ for row in rows for class_ in row["waiting"]}
+        self.parked = {row["id"] for row in rows if row["parked"]}
+
+
+_LANE = 8
+Numbers = Sequence[int]
+Maybe = Sequence[Any] | None
+
+
+class QueueGateway:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def claim(self, lanes: Numbers, lows: Numbers, limits: Numbers, worker: int, names: Mapping[int, str]) -> list[Claim]:
+        rows = await self._link.fetch("claim", lanes, lows, limits, worker)
+        return [Claim(row, names[row[_LANE] // 4]) for row in rows]
+
+    async def claim_parked(
+        self, tasks: Sequence[str], lanes: Sequence[int], limit: int, worker: int, names: Mapping[int, str]
+    ) -> list[Claim]:
+        rows = await self._link.fetch("claim_parked", tasks, lanes, limit, worker)
+        return [Claim(row, names[row[_LANE] // 4]) for row in rows]
+
+    async def make_queues(self, names: Sequence[str]) -> None:
+        await self._link.fetch("make_queues", names)
+
+    async def survey(self, tasks: Sequence[str]) -> Survey:
+        return Survey(await self._link.fetch("survey", tasks))
+
+    async def finish(
+        self, worker: int, runs: Numbers, tokens: Numbers, started: Maybe, finished: Sequence[float],
+        outcomes: Maybe, results: Maybe, errors: Maybe, reasons: Maybe,
+    ) -> list[int]:  # fmt: skip
+        rows = await self._link.fetch("finish", worker, runs, tokens, started, finished, outcomes, results, errors, reasons)
+        return [row[0] for row in rows]
+
+    async def retry(
+        self, worker: int, runs: Numbers, tokens: Numbers, delays: Sequence[float], started: Maybe, errors: Maybe
+    ) -> list[int]:
+        return [row[0] for row in await self._link.fetch("retry", worker, runs, tokens, delays, started, errors)]
+
+    async def bury(self, worker: int, runs: Numbers, tokens: Numbers, started: Maybe, errors: Maybe, reasons: Maybe) -> list[int]:
+        return [row[0] for row in await self._link.fetch("bury", worker, runs, tokens, started, errors, reasons)]
+
+    async def hand_back(self, worker: int, runs: Numbers, tokens: Numbers) -> list[int]:
+        return [row[0] for row in await self._link.fetch("hand_back", worker, runs, tokens)]
+
+    async def hand_back_strays(self, worker: int, known: Numbers) -> list[int]:
+        rows = await self._link.fetch("strays", worker, known)
+        return await self.hand_back(worker, [row[0] for row in rows], [row[1] for row in rows]) if rows else []
+
+    async def park(self, worker: int, runs: Numbers, tokens: Numbers) -> list[int]:
+        return [row[0] for row in await self._link.fetch("park", worker, runs, tokens)]
+
+    async def report_progress(self, runs: Numbers, data: Sequence[str]) -> None:
+        await self._link.fetch("report_progress", runs, data)
+
+    async def notify(self, words: Sequence[str]) -> None:
+        await self._link.fetch("notify", words)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+def queue_gateway(database: Database, purpose: str) -> QueueGateway:
+    return QueueGateway(database.link(purpose))

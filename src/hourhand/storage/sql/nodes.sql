@@ -1,0 +1,183 @@
+-- Who is alive, and what happens to the runs of who is not.
+
+-- name: register_node
+INSERT INTO hourhand.nodes (kind, name, lease_until, session, info)
+VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3), $4, $5::text::jsonb)
+RETURNING id;
+
+-- name: lock_node
+-- Held by the session for as long as the process lives: the kernel closes a killed
+-- process's socket, and PostgreSQL frees the lock with it.
+SELECT pg_try_advisory_lock('hourhand.nodes'::regclass::oid::integer, $1);
+
+-- name: heartbeat
+-- Renew the lease. No row back: this node was declared dead and must stop what it does.
+UPDATE hourhand.nodes SET lease_until = clock_timestamp() + make_interval(secs => $2), session = $3, skew = $4
+WHERE id = $1 AND died_at IS NULL
+RETURNING extract(epoch FROM clock_timestamp())::float8 AS now,
+          ARRAY(SELECT c.run_id FROM hourhand.cancels c JOIN hourhand.running r ON r.worker_id = $1 AND r.run_id = c.run_id) AS cancels;
+
+-- name: stop_node
+UPDATE hourhand.nodes SET stopped_at = clock_timestamp() WHERE id = $1 AND stopped_at IS NULL;
+
+-- name: tick
+-- Once a second from every node: hold the duty $1 as node $2 for $3 seconds if it is free, ours, or its
+-- holder is gone, and say what there is to do for who holds it. Suspects are nodes that look dead: the
+-- lease ran out, or the session lock is gone.
+WITH locks AS MATERIALIZED (
+    SELECT l.objid::bigint AS node FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.classid = 'hourhand.nodes'::regclass AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+holder AS MATERIALIZED (
+    SELECT d.node = $2 AS ours, d.until > clock_timestamp() + make_interval(secs => $3 / 2) AS fresh,
+           d.until > clock_timestamp() AND EXISTS (
+               SELECT FROM hourhand.nodes n
+               WHERE n.id = d.node AND n.stopped_at IS NULL AND n.died_at IS NULL
+                 AND (NOT n.session OR n.id IN (SELECT node FROM locks))) AS alive
+    FROM hourhand.duties d WHERE d.name = $1),
+duty AS (
+    -- Most ticks write nothing: another one holds it, or we do and it is fresh.
+    INSERT INTO hourhand.duties AS d (name, node, until)
+    SELECT $1, $2, clock_timestamp() + make_interval(secs => $3)
+    WHERE NOT EXISTS (SELECT FROM holder WHERE CASE WHEN ours THEN fresh ELSE alive END)
+    ON CONFLICT (name) DO UPDATE SET node = excluded.node, until = excluded.until
+    WHERE d.node = excluded.node OR NOT EXISTS (SELECT FROM holder WHERE alive AND NOT ours)
+    RETURNING true)
+SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fresh) AS held,
+       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed) AS next_in,
+       EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
+           OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
+           OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now()) AS expired,
+       EXISTS (SELECT FROM hourhand.nodes n
+               CROSS JOIN LATERAL (SELECT FROM hourhand.running r WHERE r.worker_id = n.id LIMIT 1) AS held
+               WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans,
+       ARRAY(SELECT n.id FROM hourhand.nodes n
+             WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until < clock_timestamp()) AS silent,
+       ARRAY(SELECT n.id FROM hourhand.nodes n
+             WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked;
+
+-- name: drop_duty
+DELETE FROM hourhand.duties WHERE name = $1 AND node = $2;
+
+-- name: declare_dead
+-- Checked again as it is written: a lease renewed or a lock taken meanwhile saves the node.
+UPDATE hourhand.nodes n SET died_at = clock_timestamp()
+WHERE n.id = $1 AND n.stopped_at IS NULL AND n.died_at IS NULL
+  AND (n.lease_until < clock_timestamp() OR n.session AND NOT EXISTS (
+      SELECT FROM pg_locks l
+      WHERE l.locktype = 'advisory' AND l.classid = 'hourhand.nodes'::regclass AND l.objid = n.id::oid AND l.objsubid = 2
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
+RETURNING id;
+
+-- name: recover
+-- The runs of nodes that ended: back to their place, to be run on probation. A crash charges nobody an attempt:
+-- most of these runs had nothing to do with it, and one that had will be charged when it kills its own child
+-- process. What was held by $1 dead workers in a row is too suspicious to go on with. A run that was asked
+-- to stop ends as cancelled. Nodes are looked at until they are settled, so that a claim which a dying
+-- worker's connection committed after its death was declared is found too.
+WITH lost AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM hourhand.nodes n
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running r WHERE r.worker_id = n.id ORDER BY r.run_id LIMIT 5000
+                            FOR UPDATE SKIP LOCKED) AS held
+        WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)))
+    RETURNING *),
+judged AS (
+    SELECT lost.*, c.run_id IS NOT NULL AS cancelled, c.reason, lost.crashes + 1 >= $1 AS hopeless
+    FROM lost LEFT JOIN hourhand.cancels c ON c.run_id = lost.run_id),
+stopped AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, worker_id, lane, outcome, attempt,
+                               task, payload, key, tags, options, errors, reason)
+    SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), worker_id, lane, 'cancelled', attempt,
+           task, payload, key, tags, options, errors, coalesce(reason, 'cancelled')
+    FROM judged WHERE cancelled
+    RETURNING run_id),
+buried AS (
+    INSERT INTO hourhand.dead (died_at, worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
+                               payload, key, tags, options, errors, reason)
+    SELECT clock_timestamp(), worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
+           payload, key, tags, options, errors, format('%s workers in a row died while they held it', $1)
+    FROM judged WHERE hopeless AND NOT cancelled
+    RETURNING run_id),
+back AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes + 1,
+           task, payload, key, tags, options, errors
+    FROM judged WHERE NOT cancelled AND NOT hopeless
+    RETURNING lane, seq, run_id),
+told AS (
+    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
+    FROM (SELECT lane, min(seq) AS first FROM back GROUP BY lane) AS lanes)
+SELECT (SELECT count(*) FROM back) AS recovered, (SELECT count(*) FROM stopped) AS cancelled,
+       (SELECT count(*) FROM buried) AS buried FROM told;
+
+-- name: promote
+-- Due runs into their lanes, at a new place; and when the next one is due.
+WITH due AS (
+    DELETE FROM hourhand.delayed WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.delayed WHERE due_at <= now() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING *),
+moved AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                task, payload, key, tags, options, errors)
+    SELECT nextval('hourhand.run_numbers'), run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM (SELECT * FROM due ORDER BY due_at, run_id) AS due
+    RETURNING lane, seq),
+told AS (
+    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
+    FROM (SELECT lane, min(seq) AS first FROM moved GROUP BY lane) AS lanes)
+SELECT (SELECT count(*) FROM moved) AS moved,
+       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed WHERE due_at > now()) AS next_in
+FROM told;
+
+-- name: expire
+-- Runs whose time to start ran out before a worker came.
+WITH late_ready AS (
+    DELETE FROM hourhand.ready WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.ready WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors, expires_at),
+late_delayed AS (
+    DELETE FROM hourhand.delayed WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.delayed WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors, expires_at),
+late_parked AS (
+    DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.parked WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors, expires_at)
+INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, lane, outcome, attempt, task, payload, key,
+                           tags, options, errors, reason)
+SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), lane, 'expired', attempt, task, payload, key,
+       tags, options, errors,
+       format('expired at %s before %s', expires_at, CASE WHEN attempt > 0 THEN 'its next attempt' ELSE 'a worker could start it' END)
+FROM (SELECT * FROM late_ready UNION ALL SELECT * FROM late_delayed UNION ALL SELECT * FROM late_parked) AS late
+RETURNING run_id;
+
+-- name: tidy
+-- What nobody needs any more: keys that ran out, requests and reports of runs that ended,
+-- nodes long gone.
+WITH old_keys AS (
+    DELETE FROM hourhand.keys WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.keys WHERE expires_at < now() AND expires_at < 'infinity' LIMIT 10000 FOR UPDATE SKIP LOCKED))
+    RETURNING 1),
+old_cancels AS (
+    -- Not before the run has ended: on its way back from a worker it may be out of `running` for a while.
+    DELETE FROM hourhand.cancels c WHERE requested_at < now() - interval '1 minute'
+        AND (EXISTS (SELECT FROM hourhand.runs r WHERE r.run_id = c.run_id)
+             OR EXISTS (SELECT FROM hourhand.dead d WHERE d.run_id = c.run_id) OR requested_at < now() - interval '30 days')
+    RETURNING 1),
+old_progress AS (
+    DELETE FROM hourhand.progress p WHERE reported_at < now() - interval '1 minute'
+        AND NOT EXISTS (SELECT FROM hourhand.running r WHERE r.run_id = p.run_id) RETURNING 1),
+settled AS (
+    UPDATE hourhand.nodes n SET settled = true
+    WHERE NOT settled AND coalesce(stopped_at, died_at) < now() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM hourhand.running r WHERE r.worker_id = n.id) RETURNING 1),
+old_nodes AS (
+    DELETE FROM hourhand.nodes WHERE settled AND coalesce(stopped_at, died_at) < now() - interval '30 days' RETURNING 1)
+SELECT (SELECT count(*) FROM old_keys) AS keys, (SELECT count(*) FROM old_cancels) AS cancels,
+       (SELECT count(*) FROM old_progress) AS progress, (SELECT count(*) FROM old_nodes) AS nodes;
+
+-- name: add_partitions
+SELECT hourhand.add_partition(((now() AT TIME ZONE 'UTC')::date + ahead)::date) FROM generate_series(0, 3) AS ahead;

@@ -1,0 +1,216 @@
+-- The queue's transitions. Rows are picked by ctid out of a sub-select that PostgreSQL runs
+-- once: as a join, the planner may put the locking sub-select on the inner side and run it
+-- for every row.
+
+-- name: enqueue
+-- One run; the function holds every rule, so that all languages share them.
+SELECT run_id, duplicate, lane FROM hourhand.enqueue($1, $2::text::jsonb, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::jsonb, $12, true);
+
+-- name: enqueue_plain
+-- One run with nothing special about it, which is most of them: what the function would insert.
+INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload)
+SELECT number, number, clock_timestamp(), $1, $2, $3::text::jsonb FROM nextval('hourhand.run_numbers') AS number
+RETURNING run_id;
+
+-- name: enqueue_plains
+-- The same for those that came while the statement before was under way; in the order they came.
+INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload)
+SELECT number, number, clock_timestamp(), lane, task, payload::jsonb
+FROM (SELECT nextval('hourhand.run_numbers') AS number, lane, task, payload
+      FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (lane, task, payload)) AS numbered
+RETURNING run_id;
+
+-- name: queue_number
+SELECT hourhand.queue_number($1);
+
+-- name: make_queues
+SELECT hourhand.queue_number(name) FROM unnest($1::text[]) AS name;
+
+-- name: reserve_runs
+-- Numbers for a COPY; nearly always one unbroken range, then the list is not sent.
+WITH taken AS MATERIALIZED (SELECT nextval('hourhand.run_numbers') AS number FROM generate_series(1, $1::integer))
+SELECT min(number) AS first, clock_timestamp() AS present,
+       CASE WHEN max(number) - min(number) + 1 <> count(*) THEN array_agg(number ORDER BY number) END AS numbers
+FROM taken;
+
+-- name: notify
+-- Outside the enqueuing transaction: a transaction that only notifies writes nothing to
+-- disk, so the database-wide lock that NOTIFY takes at commit is never held over an fsync.
+SELECT pg_notify('hourhand', word) FROM unnest($1::text[]) AS word;
+
+-- name: claim
+-- Take runs for worker $4: from each lane of $1, from place $2 on, at most $3; nothing for a worker that was
+-- declared dead, nothing from a paused queue.
+WITH picked AS (
+    DELETE FROM hourhand.ready WHERE ctid = ANY (ARRAY(
+        SELECT head.ctid FROM unnest($1::integer[], $2::bigint[], $3::integer[]) AS wanted (lane, low, most)
+        CROSS JOIN LATERAL (
+            SELECT r.ctid FROM hourhand.ready r
+            WHERE r.lane = wanted.lane AND r.seq >= wanted.low
+              AND (SELECT true FROM hourhand.queues q WHERE q.id = wanted.lane / 4 AND q.paused_at IS NULL)
+            ORDER BY r.seq LIMIT wanted.most FOR UPDATE SKIP LOCKED) AS head
+        WHERE (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)))
+    RETURNING *)
+INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+                              lane, attempt, crashes, task, payload, key, tags, options, errors)
+SELECT $4, (SELECT nextval('hourhand.claim_tokens')), now(), seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+       lane, attempt, crashes, task, payload, key, tags, options, errors
+FROM picked
+RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
+
+-- name: claim_parked
+-- Runs that other workers did not know, for one that does.
+WITH picked AS (
+    DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.parked
+        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[])
+          AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
+          AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND q.paused_at IS NOT NULL)
+        LIMIT $3 FOR UPDATE SKIP LOCKED))
+    RETURNING *)
+INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+                              lane, attempt, crashes, task, payload, key, tags, options, errors)
+SELECT $4, (SELECT nextval('hourhand.claim_tokens')), now(), seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+       lane, attempt, crashes, task, payload, key, tags, options, errors
+FROM picked
+RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
+
+-- name: survey
+-- What an idle worker asks every few seconds: the queues, which lanes hold work, and whether
+-- anything it knows is parked.
+SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused,
+       ARRAY(SELECT class FROM generate_series(0, 3) AS class
+             WHERE EXISTS (SELECT FROM hourhand.ready r WHERE r.lane = q.id * 4 + class)) AS waiting,
+       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id) AS parked
+FROM hourhand.queues q;
+
+-- name: finish
+-- Runs that ended, into history. Rows whose claim was lost are simply not there.
+WITH ended AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING *)
+INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
+                           attempt, task, payload, key, tags, options, errors, result, reason)
+SELECT e.run_id, job_id, scheduled_at, enqueued_at, to_timestamp(f.started), to_timestamp(f.finished), worker_id, lane,
+       coalesce(f.outcome, 'succeeded')::hourhand.outcome,
+       CASE WHEN f.started IS NULL THEN attempt ELSE attempt + 1 END,
+       task, payload, key, tags, options, coalesce(f.errors::jsonb, e.errors), f.result::jsonb,
+       CASE WHEN f.outcome = 'cancelled'
+            THEN coalesce((SELECT c.reason FROM hourhand.cancels c WHERE c.run_id = e.run_id), f.reason)
+            ELSE f.reason END
+FROM ended e JOIN unnest($2::bigint[], $4::float8[], $5::float8[], $6::text[], $7::text[], $8::text[], $9::text[])
+    AS f (run_id, started, finished, outcome, result, errors, reason) ON f.run_id = e.run_id
+RETURNING run_id;
+
+-- name: retry
+-- Failed attempts that are to be tried again after $4 seconds. One that was asked to stop
+-- meanwhile ends here instead.
+WITH failed AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING *),
+judged AS (
+    SELECT failed.*, given.delay, given.started, given.errors AS all_errors, c.run_id IS NOT NULL AS cancelled, c.reason
+    FROM failed JOIN unnest($2::bigint[], $4::float8[], $5::float8[], $6::text[]) AS given (run_id, delay, started, errors)
+        ON given.run_id = failed.run_id
+    LEFT JOIN hourhand.cancels c ON c.run_id = failed.run_id),
+stopped AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
+                               attempt, task, payload, key, tags, options, errors, reason)
+    SELECT run_id, job_id, scheduled_at, enqueued_at, to_timestamp(started), clock_timestamp(), worker_id, lane, 'cancelled',
+           attempt + 1, task, payload, key, tags, options, all_errors::jsonb, coalesce(reason, 'cancelled')
+    FROM judged WHERE cancelled
+    RETURNING run_id),
+again AS (
+    INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                  task, payload, key, tags, options, errors)
+    SELECT clock_timestamp() + make_interval(secs => delay), run_id, job_id, scheduled_at, enqueued_at, expires_at, lane,
+           attempt + 1, crashes, task, payload, key, tags, options, all_errors::jsonb
+    FROM judged WHERE NOT cancelled
+    RETURNING run_id)
+SELECT run_id FROM stopped UNION ALL SELECT run_id FROM again;
+
+-- name: bury
+-- Runs that give up, whole, into the dead letters.
+WITH failed AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING *)
+INSERT INTO hourhand.dead (died_at, started_at, worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
+                           payload, key, tags, options, errors, reason)
+SELECT clock_timestamp(), to_timestamp(g.started), worker_id, f.run_id, job_id, scheduled_at, enqueued_at, lane,
+       CASE WHEN g.started IS NULL THEN attempt ELSE attempt + 1 END,
+       task, payload, key, tags, options, coalesce(g.errors::jsonb, f.errors), g.reason
+FROM failed f JOIN unnest($2::bigint[], $4::float8[], $5::text[], $6::text[]) AS g (run_id, started, errors, reason)
+    ON g.run_id = f.run_id
+RETURNING run_id;
+
+-- name: hand_back
+-- Claimed but not finished: to its old place in the lane, no attempt charged. One that was asked to stop
+-- meanwhile ends here.
+WITH returned AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING *),
+stopped AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, worker_id, lane, outcome, attempt,
+                               task, payload, key, tags, options, errors, reason)
+    SELECT r.run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), worker_id, lane, 'cancelled', attempt,
+           task, payload, key, tags, options, errors, coalesce(c.reason, 'cancelled')
+    FROM returned r JOIN hourhand.cancels c ON c.run_id = r.run_id
+    RETURNING run_id),
+back AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM returned WHERE run_id NOT IN (SELECT run_id FROM hourhand.cancels)
+    RETURNING run_id, lane, seq),
+told AS (
+    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
+    FROM (SELECT lane, min(seq) AS first FROM back GROUP BY lane) AS lanes)
+SELECT run_id FROM back, told UNION ALL SELECT run_id FROM stopped;
+
+-- name: strays
+-- Rows that a claim took whose answer never arrived: ours by name, but not among the runs $2 we know.
+SELECT run_id, token FROM hourhand.running WHERE worker_id = $1 AND run_id <> ALL ($2::bigint[]);
+
+-- name: park
+-- Claimed by a worker that does not have the task's code: set aside for one that does.
+WITH returned AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING *),
+stopped AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, worker_id, lane, outcome, attempt,
+                               task, payload, key, tags, options, errors, reason)
+    SELECT r.run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), worker_id, lane, 'cancelled', attempt,
+           task, payload, key, tags, options, errors, coalesce(c.reason, 'cancelled')
+    FROM returned r JOIN hourhand.cancels c ON c.run_id = r.run_id
+    RETURNING run_id),
+aside AS (
+    INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                 task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM returned WHERE run_id NOT IN (SELECT run_id FROM hourhand.cancels)
+    RETURNING run_id, task),
+told AS (
+    SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM aside) AS tasks)
+SELECT run_id FROM aside, told UNION ALL SELECT run_id FROM stopped;
+
+-- name: report_progress
+INSERT INTO hourhand.progress AS p (run_id, data)
+SELECT * FROM unnest($1::bigint[], $2::text[]::jsonb[]) AS given (run_id, data) ORDER BY run_id
+ON CONFLICT (run_id) DO UPDATE SET data = p.data || excluded.data, reported_at = excluded.reported_at;

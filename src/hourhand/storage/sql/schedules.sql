@@ -1,0 +1,136 @@
+-- The trigger layer's statements: who owns which shard, what is due, and firing it.
+
+-- name: survey_shards
+-- The schedulers that live, and who owns what. A scheduler whose session lock is gone does not live, whatever
+-- its lease says: taking over from it is fenced, so haste does no harm.
+WITH locks AS MATERIALIZED (
+    SELECT l.objid::bigint AS node FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.classid = 'hourhand.nodes'::regclass AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+SELECT ARRAY(SELECT n.id FROM hourhand.nodes n
+             WHERE n.kind = 'scheduler' AND n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()
+               AND (NOT n.session OR n.id IN (SELECT node FROM locks)) ORDER BY n.id) AS live,
+       ARRAY(SELECT owner FROM hourhand.shards ORDER BY shard) AS owners,
+       ARRAY(SELECT epoch FROM hourhand.shards ORDER BY shard) AS epochs;
+
+-- name: take_shards
+-- Shards that nobody owns, or whose owner is not among the live $3 any more. Not for a node that was itself declared dead.
+UPDATE hourhand.shards SET owner = $1, epoch = epoch + 1, taken_at = clock_timestamp()
+WHERE shard = ANY ($2::smallint[]) AND (owner IS NULL OR owner <> ALL ($3::integer[]))
+  AND EXISTS (SELECT FROM hourhand.nodes n WHERE n.id = $1 AND n.died_at IS NULL AND n.stopped_at IS NULL)
+RETURNING shard, epoch;
+
+-- name: release_shards
+-- Handed over in order: free at once for who should have them.
+WITH released AS (
+    UPDATE hourhand.shards SET owner = NULL, epoch = epoch + 1
+    WHERE owner = $1 AND shard = ANY ($2::smallint[])
+    RETURNING shard)
+SELECT shard, pg_notify('hourhand', 'o') FROM released;
+
+-- name: near_schedules
+-- Hints for the wheel: what these shards have within the horizon.
+SELECT s.id, s.shard, extract(epoch FROM s.next_run_at)::float8 AS due
+FROM unnest($1::smallint[]) AS mine (shard)
+CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
+                    WHERE shard = mine.shard AND next_run_at <= clock_timestamp() + make_interval(secs => $2) OFFSET 0) AS s;
+
+-- name: hinted_schedules
+-- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
+SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, clock_timestamp() AS present
+FROM unnest($1::bigint[]) AS hint (id)
+CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id AND next_run_at IS NOT NULL LIMIT 1) AS s;
+
+-- name: fire
+-- Node $1 fires schedules ($4), due at $5, to be due again at $6, in shards $2 held under the epochs $3. One
+-- statement: the shards' rows are locked against a change of hands and their epochs compared; a schedule moves
+-- only from the very instant it was planned for, and only if the database's clock says it is due; the ledger
+-- and the runs follow from what moved.
+WITH fence AS (
+    SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
+        ON held.shard = s.shard AND held.epoch = s.epoch
+    WHERE s.owner = $1 FOR SHARE OF s),
+moved AS (
+    UPDATE hourhand.schedules s SET next_run_at = planned.next_at
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, due_at, next_at), fence
+    WHERE s.id = planned.id AND s.shard = fence.shard AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
+    RETURNING s.id, planned.due_at, fence.epoch),
+chosen AS MATERIALIZED (
+    SELECT m.id AS schedule_id, m.due_at, j.*
+    FROM moved m CROSS JOIN LATERAL (
+        SELECT id AS job_id, lane, task, payload, tags, options FROM hourhand.jobs
+        WHERE schedule_id = m.id AND state = 'active' AND active_since <= m.due_at
+          AND (start_at IS NULL OR start_at <= m.due_at) AND (end_at IS NULL OR end_at > m.due_at) OFFSET 0) AS j),
+started AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
+    SELECT number, number, job_id, due_at, clock_timestamp(), lane, task, payload, tags, options
+    FROM (SELECT nextval('hourhand.run_numbers') AS number, * FROM chosen) AS numbered
+    RETURNING lane, seq),
+ledger AS (
+    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, count, fired_at, epoch, node, runs, outcome)
+    SELECT m.id, m.due_at, m.due_at, 1, clock_timestamp(), m.epoch, $1, coalesce(c.runs, 0), 'fired'
+    FROM moved m LEFT JOIN (SELECT schedule_id, count(*) AS runs FROM chosen GROUP BY schedule_id) AS c ON c.schedule_id = m.id
+    RETURNING schedule_id),
+told AS (
+    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
+    FROM (SELECT lane, min(seq) AS first FROM started GROUP BY lane) AS lanes)
+SELECT ledger.schedule_id FROM ledger, told;
+
+-- name: fire_late
+-- One schedule ($4) that moves from $5 to $6 past the instants $7, which came while nobody fired it. For each job,
+-- what is within its grace fires as if nothing had been; of what is older, its policy decides: nothing (SKIP), the
+-- last one (RUN_ONCE), or the latest `max_missed` (RUN_ALL, spread over time: $8 a second). What is
+-- left out is on record, once, with from, to and count.
+WITH fence AS (
+    SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
+        ON held.shard = s.shard AND held.epoch = s.epoch
+    WHERE s.owner = $1 FOR SHARE OF s),
+moved AS (
+    UPDATE hourhand.schedules s SET next_run_at = $6
+    FROM fence WHERE s.id = $4 AND s.shard = fence.shard AND s.next_run_at = $5 AND $5::timestamptz <= clock_timestamp()
+    RETURNING s.id, fence.epoch),
+judged AS MATERIALIZED (
+    SELECT j.*, instants.at, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace) AS missed,
+           row_number() OVER (PARTITION BY j.job_id, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace)
+                              ORDER BY instants.at DESC) AS place
+    FROM moved m CROSS JOIN LATERAL (
+        SELECT id AS job_id, lane, task, payload, tags, options, missed_window, max_missed, misfire_grace, active_since, start_at, end_at
+        FROM hourhand.jobs WHERE schedule_id = m.id AND state = 'active' OFFSET 0) AS j
+    CROSS JOIN unnest($7::timestamptz[]) AS instants (at)
+    WHERE j.active_since <= instants.at AND (j.start_at IS NULL OR j.start_at <= instants.at)
+      AND (j.end_at IS NULL OR j.end_at > instants.at)),
+chosen AS MATERIALIZED (
+    SELECT *, missed AND missed_window = 'RUN_ALL' AS drained FROM judged
+    WHERE NOT missed OR place <= CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END),
+started AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
+    SELECT number, number, job_id, at, clock_timestamp(), lane, task, payload, tags, options
+    FROM (SELECT nextval('hourhand.run_numbers') AS number, ordered.*
+          FROM (SELECT * FROM chosen WHERE NOT drained ORDER BY at, job_id) AS ordered) AS numbered
+    RETURNING lane, seq),
+spread AS (
+    INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
+    SELECT clock_timestamp() + make_interval(secs => turn / $8::float8), nextval('hourhand.run_numbers'), job_id, at,
+           clock_timestamp(), lane, task, payload, tags, options
+    FROM (SELECT row_number() OVER (ORDER BY at, job_id) - 1 AS turn, * FROM chosen WHERE drained) AS queue
+    RETURNING run_id),
+left_out AS (
+    INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
+    SELECT job_id, min(at), max(at), count(*), CASE missed_window WHEN 'RUN_ONCE' THEN 'coalesced' ELSE 'skipped' END,
+           CASE missed_window WHEN 'RUN_ONCE' THEN 'missed while no scheduler fired it; the last of them ran for all'
+                              WHEN 'SKIP' THEN 'missed while no scheduler fired it'
+                              ELSE format('missed while no scheduler fired it, beyond max_missed of %s', max(max_missed)) END
+    FROM judged WHERE missed AND place > CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END
+    GROUP BY job_id, missed_window
+    RETURNING job_id),
+ledger AS (
+    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, count, fired_at, epoch, node, runs, outcome)
+    SELECT m.id, $5, (SELECT max(at) FROM unnest($7::timestamptz[]) AS at), cardinality($7::timestamptz[]), clock_timestamp(),
+           m.epoch, $1, (SELECT count(*) FROM chosen), 'late'
+    FROM moved m
+    RETURNING schedule_id),
+told AS (
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
+        UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
+SELECT ledger.schedule_id, (SELECT count(*) FROM chosen) AS runs, (SELECT count(*) FROM left_out) AS left_out FROM ledger, told;

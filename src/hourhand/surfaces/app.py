@@ -1,0 +1,249 @@
+"""`Hourhand`: the object an application declares its tasks on and enqueues through."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+
+from hourhand.core.backoff import Retry
+from hourhand.core.context import Context
+from hourhand.core.errors import ConfigurationError, InvalidOption
+from hourhand.core.options import EnqueueOptions, merge
+from hourhand.core.payload import encode_untyped
+from hourhand.core.registry import Hook, Middleware, Registry
+from hourhand.core.settings import settings_from
+from hourhand.core.task import check_name, define_task
+from hourhand.engine.worker import Worker, WorkerOptions
+from hourhand.storage import foreign
+from hourhand.storage.database import Database
+from hourhand.storage.enqueue import EnqueueGateway, call_arguments
+from hourhand.surfaces.handle import RunHandle
+from hourhand.surfaces.portal import Portal
+from hourhand.surfaces.task import Task
+from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Opened:
+    """The database as one event loop uses it."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.gateway = EnqueueGateway(database)
+
+
+class Hourhand:
+    """One per application. Opens its database on first use; `async with app:` closes it in time.
+
+    Without `database_url` (or HOURHAND_DATABASE_URL) it uses the embedded PostgreSQL, which all of
+    a user's processes share.
+    """
+
+    def __init__(
+        self, database_url: str | None = None, *, schema: str | None = None, data: str | Path | None = None, **settings: Any
+    ) -> None:
+        self.settings = settings_from(os.environ, database_url=database_url, schema=schema, data=data, **settings)
+        self.registry = Registry()
+        self._opened: dict[asyncio.AbstractEventLoop, Opened] = {}
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._portal = Portal()
+        self._queues_made = {"default"}
+        self._process = os.getpid()
+        self.runs = Runs(self._database)
+        self.dead = Dead(self._database, self.registry)
+        self.queues = Queues(self._database)
+        self.nodes = Nodes(self._database)
+
+    def configure(self, **given: Any) -> None:
+        """Override settings before the database is opened: what the command line says wins."""
+        if self._opened:
+            raise ConfigurationError("the app is open already; configure it before its first use")
+        self.settings = replace(self.settings, **{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """For what start-up hooks open: `app.state.client = ...`; handlers see it as `ctx.state`."""
+        return self.registry.state
+
+    # Declaring
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, function: None = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
+        retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
+    ) -> TaskDecorator: ...  # fmt: skip
+
+    def task(
+        self, function: Any = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
+        retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=...)`."""
+
+        def declare(function: Callable[..., Any]) -> Task[..., Any]:
+            definition = define_task(
+                function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation
+            )
+            self.registry.add(definition)
+            return Task(self, definition, EnqueueOptions())
+
+        return declare if function is None else declare(function)
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """`async def mw(ctx, call_next)`: around every run; the first declared is the outermost."""
+        self.registry.middleware.append(function)
+        return function
+
+    def on_startup(self, hook: Hook) -> Hook:
+        """Called once when a worker process starts, before its first run."""
+        self.registry.startup.append(hook)
+        return hook
+
+    def on_shutdown(self, hook: Hook) -> Hook:
+        """Called once when a worker process ends in order, after its last run."""
+        self.registry.shutdown.append(hook)
+        return hook
+
+    # Enqueueing tasks whose code is elsewhere
+
+    async def enqueue(self, task: str, payload: Mapping[str, Any] | None = None, **options: Any) -> RunHandle:
+        """Enqueue by name. A task of this app is checked against its signature."""
+        arguments, merged = self._by_name(task, payload or {}, options)
+        return await self._enqueue(arguments, merged)
+
+    def enqueue_sync(self, task: str, payload: Mapping[str, Any] | None = None, **options: Any) -> RunHandle:
+        arguments, merged = self._by_name(task, payload or {}, options)
+        return self._enqueue_sync(arguments, merged)
+
+    def _by_name(self, task: str, payload: Mapping[str, Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], EnqueueOptions]:
+        try:
+            check_name("task", task)
+        except ConfigurationError as error:
+            raise InvalidOption(str(error)) from None
+        merged = merge(EnqueueOptions(), options)
+        definition = self.registry.tasks.get(task)
+        text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
+        queue = merged.queue or (definition.queue if definition else "default")
+        priority = merged.priority or (definition.priority if definition else "normal")
+        return call_arguments(task, text, queue, priority, merged), merged
+
+    async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
+        if options.connection is not None:
+            await self._make_queue(arguments[2])
+            number, duplicate = await foreign.enqueue_async(options.connection, self.settings.schema, arguments)
+        else:
+            number, duplicate = await (await self._open()).gateway.enqueue(arguments)
+        return RunHandle(self, number, duplicate)
+
+    def _enqueue_sync(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
+        if options.connection is not None:
+            if arguments[2] not in self._queues_made:
+                self.sync(self._make_queue(arguments[2]))
+            number, duplicate = foreign.enqueue_sync(options.connection, self.settings.schema, arguments)
+            return RunHandle(self, number, duplicate)
+        return self.sync(self._enqueue(arguments, options))
+
+    async def _make_queue(self, queue: str) -> None:
+        """Outside of the caller's transaction, which would keep everybody else from the new queue."""
+        if queue not in self._queues_made:
+            await (await self._open()).gateway.queue_number(queue)
+            self._queues_made.add(queue)
+
+    # Without an event loop
+
+    def sync(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of any of this app's coroutines, for callers without an event loop:
+        `app.sync(app.runs.list(limit=5))`. Thread-safe; connections stay open between calls."""
+        self._notice_fork()
+        return self._portal.call(work)
+
+    # Opening and closing
+
+    async def _open(self) -> Opened:
+        self._notice_fork()
+        loop = asyncio.get_running_loop()
+        opened = self._opened.get(loop)
+        if opened is not None:
+            return opened
+        async with self._opening.setdefault(loop, asyncio.Lock()):
+            opened = self._opened.get(loop)
+            if opened is None:
+                database = Database(self.settings)
+                try:
+                    await database.open()
+                except BaseException:
+                    await database.close()
+                    raise
+                opened = self._opened[loop] = Opened(database)
+                if len(self._opened) == 1:
+                    atexit.register(self.close)
+        return opened
+
+    async def _database(self) -> Database:
+        return (await self._open()).database
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close what this event loop opened."""
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened.gateway.close()
+            await opened.database.close()
+
+    def close(self) -> None:
+        """Close what synchronous calls opened."""
+        atexit.unregister(self.close)
+        self._notice_fork()
+        if self._portal.started:
+            self._portal.call(self.aclose())
+            self._portal.close()
+
+    def _notice_fork(self) -> None:
+        # A forked child has its parent's sockets. Using them would garble both, and letting the garbage
+        # collector have them would close them for both: they are kept, untouched, until the child ends.
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            inherited = (self._opened, self._opening, self._portal)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+            self._opened, self._opening, self._portal = {}, {}, Portal()
+
+    # Working
+
+    async def work(
+        self, *, queues: list[str] | None = None, concurrency: int = 50, shutdown_grace: float = 25.0, handle_signals: bool = True
+    ) -> None:
+        """Run a worker here, until SIGTERM or Ctrl-C."""
+        options = WorkerOptions(queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace)
+        worker = Worker(await self._database(), self.settings, self.registry, options)
+        await worker.run(handle_signals=handle_signals)
+
+
+class TaskDecorator:
+    """The type of `@app.task(...)`."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        raise NotImplementedError

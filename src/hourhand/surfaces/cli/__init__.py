@@ -1,0 +1,5 @@
+"""The `hourhand` command."""
+
+from hourhand.surfaces.cli.main import main
+
+__all__ = ["main"]

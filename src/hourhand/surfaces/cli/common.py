@@ -1,0 +1,174 @@
+"""What all commands share: finding the app, opening the database, printing, failing politely."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import asyncpg
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    HourhandError,
+    InvalidOption,
+    InvalidPayload,
+    InvalidSchedule,
+    NotPossible,
+    UnknownRun,
+)
+from hourhand.engine.reference import load_app
+from hourhand.surfaces.app import Hourhand
+
+T = TypeVar("T")
+_SPAN = re.compile(r"(\d{1,9})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# Tab and newline stay; the rest could move the cursor or colour what follows.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "�")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Exit(IntEnum):
+    """Exit codes that scripts can rely on."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    NOT_POSSIBLE = 4
+    UNAVAILABLE = 5
+
+
+App = Annotated[str | None, typer.Option("--app", help="The app, as module:name or file.py:name.")]
+Url = Annotated[
+    str | None,
+    typer.Option("--database-url", help="PostgreSQL to use instead of the embedded one.", envvar="HOURHAND_DATABASE_URL"),
+]
+Data = Annotated[Path | None, typer.Option("--data", help="Directory of the embedded PostgreSQL.", envvar="HOURHAND_DATA")]
+Schema = Annotated[str | None, typer.Option("--schema", help="The schema that holds everything.", envvar="HOURHAND_SCHEMA")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def make_app(app: str | None, url: str | None, data: Path | None, schema: str | None) -> Hourhand:
+    """The app that was named, or an empty one: enough for everything that needs no task code."""
+
+    def make() -> Hourhand:
+        if app is None:
+            return Hourhand(url, data=data, schema=schema)
+        loaded: Hourhand = load_app(app)
+        if url is not None or data is not None or schema is not None:
+            loaded.configure(database_url=url, data=data, schema=schema)
+        return loaded
+
+    return polite(make)
+
+
+def run(app: Hourhand, work: Callable[[Hourhand], Awaitable[T]]) -> T:
+    """Open the app, do the work, close it; whatever goes wrong becomes one line and an exit code."""
+
+    async def whole() -> T:
+        async with app:
+            return await work(app)
+
+    return polite(lambda: asyncio.run(whole()))
+
+
+def polite(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (HourhandError, asyncpg.PostgresError) as error:
+        raise typer.Exit(tell(error)) from None
+
+
+def tell(error: HourhandError | asyncpg.PostgresError) -> Exit:
+    """The error as one line, however long; returns the exit code that goes with it."""
+    words = str(error) if isinstance(error, HourhandError) else f"the database refused: {error}"
+    err.print(Text.assemble(("error:", "red"), " ", plain(words)), soft_wrap=True)
+    return _code(error)
+
+
+def _code(error: HourhandError | asyncpg.PostgresError) -> Exit:
+    if isinstance(error, UnknownRun):
+        return Exit.NOT_FOUND
+    if isinstance(error, NotPossible):
+        return Exit.NOT_POSSIBLE
+    if isinstance(error, DatabaseUnavailable):
+        return Exit.UNAVAILABLE
+    if isinstance(error, (ConfigurationError, InvalidOption, InvalidPayload, InvalidSchedule)):
+        return Exit.USAGE
+    return Exit.FAILED
+
+
+def instant(text: str) -> datetime:
+    """`30s`, `15m`, `2h`, `7d` ago, or an ISO 8601 instant that says its offset."""
+    word = text.strip()
+    span = _SPAN.fullmatch(word)
+    try:
+        if span:
+            return Clock().instant() - timedelta(**{_UNITS[span[2]]: int(span[1])})
+        moment = datetime.fromisoformat(word)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is neither a span like 30s, 15m, 2h, 7d nor an instant like 2030-01-31T12:00:00Z"
+        ) from None
+    if moment.utcoffset() is None:
+        raise typer.BadParameter(f"{text!r} does not say its time zone; write for example {moment.isoformat()}Z")
+    return moment.astimezone(UTC)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Other people's words: no markup in them is obeyed, and no control character gets through."""
+    return Text(text.translate(_CONTROLS), style)
+
+
+def ask(question: str, *, default: bool = False) -> bool:
+    """Yes or no, asked on standard error: standard output stays clean. Not while an event loop runs: it would swallow Ctrl-C."""
+    try:
+        answer = err.input(plain(f"{question} {'[Y/n]' if default else '[y/N]'} ")).strip().lower()
+    except EOFError:
+        err.print()
+        return False
+    return answer in ("y", "yes") if answer else default
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output; times in ISO 8601, UTC."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def table(*columns: str) -> Table:
+    return Table(*columns, box=None, header_style="bold", pad_edge=False)
+
+
+def ago(instant: datetime | None, now: datetime) -> str:
+    """`3 s ago`, `in 2 min`: what a person wants to know first."""
+    if instant is None:
+        return ""
+    seconds = (now - instant).total_seconds()
+    text = span(abs(seconds))
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+def span(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,235 @@
+"""`hourhand dead`: look at dead letters, edit them, send them back, throw them away."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from hourhand.core.clock import Clock
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.common import (
+    App,
+    AsJson,
+    Data,
+    Schema,
+    Url,
+    ago,
+    err,
+    instant,
+    make_app,
+    out,
+    plain,
+    polite,
+    print_json,
+    run,
+    table,
+)
+from hourhand.surfaces.cli.editing import edit_payload, read_payload
+from hourhand.surfaces.cli.runs import Run, print_run
+from hourhand.surfaces.cli.selection import Selection, act_on, end, filters_of, letters, named
+from hourhand.surfaces.views import RunView
+
+commands = typer.Typer(help="Look at dead letters, edit them, send them back, throw them away.", no_args_is_help=True)
+
+RunIds = Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Ids of dead letters.", show_default=False)]
+Task = Annotated[str | None, typer.Option("--task", help="Only this task.")]
+Queue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
+Tag = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
+Error = Annotated[
+    str | None,
+    typer.Option("--error", metavar="TYPE", help="Only those whose last error is of this type, for example ValueError."),
+]
+Since = Annotated[
+    datetime | None,
+    typer.Option("--since", metavar="WHEN", parser=instant, help="Died since: 30s, 15m, 2h, 7d ago, or ISO 8601."),
+]
+Before = Annotated[
+    datetime | None,
+    typer.Option("--before", metavar="WHEN", parser=instant, help="Died before: 30s, 15m, 2h, 7d ago, or ISO 8601."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest first.")]
+Everything = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@commands.command("list")
+def list_dead(
+    task: Task = None,
+    queue: Queue = None,
+    tag: Tag = None,
+    error: Error = None,
+    since: Since = None,
+    before: Before = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest to die first.")] = 50,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """The runs that gave up, the latest first, each with its last error.
+
+    Example: hourhand dead list --task send_invoice --error ConnectionError --since 2h
+    """
+    filters = filters_of(task, queue, tag, error, since, before)
+    found = run(make_app(app, database_url, data, schema), lambda app: app.dead.list(limit=limit, **filters))
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        out.print("no dead letters match" if filters else "no dead letters")
+        return
+    rows = table()
+    rows.add_column("run", no_wrap=True)
+    rows.add_column("task", overflow="fold")
+    rows.add_column("queue", overflow="fold")
+    rows.add_column("died", no_wrap=True)
+    rows.add_column("last error", overflow="fold")
+    now = Clock().instant()
+    cells = [(one.run_id, one.task, one.queue, ago(one.finished_at, now)) for one in found]
+    # Cut here to what is left of a line: a column that may not wrap would make the table cut the ids as well.
+    room = max(20, out.width - sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True)))
+    for one, before_error in zip(found, cells, strict=True):
+        rows.add_row(*before_error, plain(_last_error(one, room), "red"))
+    out.print(rows)
+    if len(found) == limit:
+        err.print(f"[dim]the latest {limit}; --limit shows more[/]")
+
+
+@commands.command("show")
+def show_dead(
+    run_id: Run,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Everything about one dead letter: its payload, and the error of each attempt."""
+    found = run(make_app(app, database_url, data, schema), lambda app: app.dead.show(run_id))
+    if as_json:
+        print_json(found)
+    else:
+        print_run(found, Clock().instant())
+
+
+@commands.command("edit")
+def edit_dead(
+    run_id: Run,
+    payload: Annotated[str | None, typer.Option("--payload", metavar="JSON", help="The new payload, a JSON object.")] = None,
+    payload_file: Annotated[
+        str | None, typer.Option("--payload-file", metavar="FILE", help="Read the new payload from a file; - is standard input.")
+    ] = None,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Change a dead letter's payload: by option, from a file, or in $EDITOR. Replay it afterwards.
+
+    With --app the payload is checked against the task's signature.
+
+    Example: hourhand dead edit r_1f3k --payload '{"invoice_id": 7}'
+    """
+    loaded = make_app(app, database_url, data, schema)
+    if payload is None and payload_file is None:
+        saved, changed = edit_payload(loaded, run_id)
+    else:
+        given = polite(lambda: read_payload(payload, payload_file))
+        saved, changed = run(loaded, lambda app: app.dead.edit(run_id, given)), True
+    if as_json:
+        print_json(saved)
+    elif changed:
+        out.print(f"{saved.run_id} has its new payload; send it back with: hourhand dead replay {saved.run_id}", soft_wrap=True)
+    else:
+        out.print(f"{saved.run_id} is as it was", soft_wrap=True)
+
+
+@commands.command("replay")
+def replay_dead(
+    run_ids: RunIds = None,
+    task: Task = None,
+    queue: Queue = None,
+    tag: Tag = None,
+    error: Error = None,
+    since: Since = None,
+    before: Before = None,
+    limit: Limit = None,
+    everything: Everything = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Send dead letters back to their queues, with fresh attempts and under their old ids.
+
+    One whose key is held by another live run stays where it is.
+
+    Example: hourhand dead replay --task send_invoice --error ConnectionError --since 2h
+    """
+    chosen = Selection(run_ids or [], filters_of(task, queue, tag, error, since, before), everything, limit, yes)
+    done: list[str] = []
+    blocked: list[str] = []
+
+    async def replay(app: Hourhand, *found: str, **options: Any) -> None:
+        answer = await app.dead.replay(*found, **options)
+        done.extend(answer.replayed)
+        blocked.extend(answer.blocked)
+
+    missing = act_on(make_app(app, database_url, data, schema), chosen, "replay", replay)
+    if as_json:
+        print_json({"replayed": done, "blocked": blocked, "missing": missing})
+    else:
+        out.print(f"{letters(len(done))} replayed" if done or blocked or missing else "no dead letters match")
+    if blocked:
+        err.print(f"[yellow]left alone[/], their key is held by another live run: {named(blocked)}", soft_wrap=True)
+    end(missing, blocked if chosen.run_ids else [])
+
+
+@commands.command("purge")
+def purge_dead(
+    run_ids: RunIds = None,
+    task: Task = None,
+    queue: Queue = None,
+    tag: Tag = None,
+    error: Error = None,
+    since: Since = None,
+    before: Before = None,
+    limit: Limit = None,
+    everything: Everything = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Throw dead letters away: their errors stay in the history, their payloads are gone for good.
+
+    Example: hourhand dead purge --before 30d --yes
+    """
+    chosen = Selection(run_ids or [], filters_of(task, queue, tag, error, since, before), everything, limit, yes)
+    done = 0
+
+    async def purge(app: Hourhand, *found: str, **options: Any) -> None:
+        nonlocal done
+        done = await app.dead.purge(*found, **options)
+
+    missing = act_on(make_app(app, database_url, data, schema), chosen, "purge", purge)
+    if as_json:
+        print_json({"purged": done, "missing": missing})
+    else:
+        out.print(f"{letters(done)} purged" if done or missing else "no dead letters match")
+    end(missing, [])
+
+
+def _last_error(one: RunView, room: int) -> str:
+    latest = one.errors[-1] if one.errors else {}
+    words = f"{latest.get('type', 'Error')}: {latest.get('message', '')}" if latest else one.reason or ""
+    line = " ".join(words.split())
+    return line if len(line) <= room else f"{line[: room - 1]}…"

@@ -1,0 +1,254 @@
+"""The commands that run things: `up`, `worker`, `migrate`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable, HourhandError
+from hourhand.core.settings import Settings
+from hourhand.engine.logs import configure_logs
+from hourhand.engine.supervisor import Supervisor, watch_parent
+from hourhand.engine.worker import Worker, WorkerOptions
+from hourhand.storage.database import Database, Patience
+from hourhand.storage.embedded import default_data
+from hourhand.storage.migrate import migrate as apply_migrations
+from hourhand.storage.migrate import newest
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, err, make_app, out, polite, print_json
+from hourhand.surfaces.health import serve_health
+
+DEMO = "hourhand.demo:app"
+
+
+class LogFormat(StrEnum):
+    console = "console"
+    json = "json"
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+Queues = Annotated[str | None, typer.Option("--queues", help="Queues to serve, separated by commas. Default: all of them.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, help="Runs at a time, in each process.")]
+Processes = Annotated[int, typer.Option("--processes", min=1, max=256, help="Worker processes.")]
+Grace = Annotated[float, typer.Option("--grace", min=0, help="Seconds that running handlers get to finish after SIGTERM.")]
+Format = Annotated[LogFormat, typer.Option("--log-format", help="How log lines look.")]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="The least important lines to show.")]
+
+
+def worker(
+    app: Annotated[str, typer.Option("--app", help="The app, as module:name or file.py:name.")],
+    queues: Queues = None,
+    concurrency: Concurrency = 50,
+    processes: Processes = 1,
+    grace: Grace = 25.0,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+    log_format: Format = LogFormat.console,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run the jobs of an app.
+
+    SIGTERM or Ctrl-C: no new runs, running ones finish within the grace period, the rest is handed back
+    with no attempt charged. A second one hands back at once.
+
+    Example: hourhand worker --app shop.jobs:app --queues billing,mail --concurrency 100 --processes 4
+    """
+    configure_logs(log_format.value, log_level.value)
+    names = None if queues is None else [name.strip() for name in queues.split(",") if name.strip()]
+    if names == []:
+        raise typer.BadParameter("names no queue; leave it out to serve all of them", param_hint="--queues")
+
+    def work() -> None:
+        options = WorkerOptions(queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app)
+        loaded = make_app(app, database_url, data, schema)
+        if not loaded.registry.tasks:
+            raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
+        if processes > 1:
+            command = _worker_command(app, loaded.settings, queues, concurrency, grace, log_format, log_level)
+            supervisor = Supervisor([command] * processes, loaded.settings.environment())
+            _run(supervisor.run())
+        else:
+            _run(_work(loaded, options))
+
+    polite(work)
+
+
+def up(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where /healthz answers.", envvar="HOURHAND_PORT")] = 8080,
+    data: Data = None,
+    app: App = None,
+    concurrency: Concurrency = 50,
+    processes: Processes = 1,
+    grace: Grace = 5.0,
+    database_url: Url = None,
+    schema: Schema = None,
+    log_format: Format = LogFormat.console,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Everything on this machine, in one process tree: database, schema, workers.
+
+    Without --app a small demo runs. Without a database URL the embedded PostgreSQL is started. Ctrl-C
+    stops all of it.
+
+    Example: hourhand up --app shop.jobs:app
+    """
+    configure_logs(log_format.value, log_level.value)
+
+    def start() -> None:
+        reference = app or DEMO
+        loaded = make_app(reference, database_url, data, schema)
+        if loaded.settings.database_url is None and loaded.settings.data is None:
+            loaded.configure(data=default_data())
+        if loaded.settings.data is not None:
+            loaded.configure(data=loaded.settings.data.absolute())
+        command = _worker_command(reference, loaded.settings, None, concurrency, grace, log_format, log_level)
+        supervisor = Supervisor([command] * processes, loaded.settings.environment())
+        _run(_up(loaded, supervisor, port, demo=app is None, console=log_format is LogFormat.console))
+
+    polite(start)
+
+
+def migrate(
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the database's schema up to this release. Safe to run from many places at once."""
+
+    async def work() -> None:
+        database = Database(make_app(None, database_url, data, schema).settings)
+        try:
+            await database.open(check=False, migrate_embedded=False)
+            connection = await database.connect("migrate")
+            try:
+                applied = await apply_migrations(connection, database.schema)
+            finally:
+                await connection.close()
+        finally:
+            await database.close()
+        version = newest(database.schema)
+        if as_json:
+            print_json({"version": version, "applied": [f"{one.version:04}_{one.name}" for one in applied]})
+        elif applied:
+            out.print(f"schema {database.schema}: now at version {version} ({len(applied)} applied)")
+        else:
+            out.print(f"schema {database.schema}: already at version {version}")
+
+    polite(lambda: asyncio.run(work()))
+
+
+async def _work(app: Hourhand, options: WorkerOptions) -> None:
+    database = Database(app.settings)
+    await _open_patiently(database)
+    try:
+        worker = Worker(database, app.settings, app.registry, options)
+        watcher = asyncio.create_task(watch_parent(worker.ask_to_stop))
+        try:
+            async with app:  # handlers enqueue through it
+                await worker.run(handle_signals=True)
+        finally:
+            watcher.cancel()
+    finally:
+        await database.close()
+
+
+async def _open_patiently(database: Database) -> None:
+    """A worker that starts before its database waits for it; anything else it reports at once."""
+    patience = Patience(cap=5.0)
+    while True:
+        try:
+            await database.open()
+            return
+        except DatabaseRefused:
+            raise
+        except DatabaseUnavailable as error:
+            if patience.first:
+                err.print(f"waiting for the database: {error}")
+            await patience.wait()
+
+
+async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, console: bool) -> None:
+    database = Database(app.settings)
+
+    async def check() -> dict[str, Any]:
+        try:
+            nodes = await app.nodes.list()
+        except HourhandError as error:
+            return {"status": "unavailable", "reason": str(error)}
+        return {"status": "ok" if nodes else "starting", "workers": len(nodes)}
+
+    try:
+        health = await serve_health("127.0.0.1", port, check)
+        await database.open(check=False)
+        if not database.embedded:
+            connection = await database.connect("migrate")
+            try:
+                await apply_migrations(connection, database.schema)
+            finally:
+                await connection.close()
+        async with app:
+            if console:
+                _banner(app.settings, port, demo)
+            if demo:
+                from hourhand.demo import enqueue_samples
+
+                await enqueue_samples(app)
+            guard = asyncio.create_task(database.keep_embedded())
+            try:
+                await supervisor.run()
+            finally:
+                guard.cancel()
+                health.close()
+    finally:
+        await database.close()
+    if console:
+        err.print("stopped; other processes still use the embedded PostgreSQL" if database.shared else "stopped")
+
+
+def _banner(settings: Settings, port: int, demo: bool) -> None:
+    where = (
+        f"embedded PostgreSQL in {settings.data}" if settings.database_url is None else "the database of HOURHAND_DATABASE_URL"
+    )
+    err.print(f"[bold]Hourhand[/] is up: {where}")
+    err.print(f"  health  http://127.0.0.1:{port}/healthz")
+    prefix = "" if settings.database_url else _data_hint(settings)
+    err.print(f"  look    hourhand runs list{prefix}    hourhand dead list{prefix}    hourhand nodes list{prefix}")
+    if demo:
+        err.print("  demo    a few sample runs; your own app: hourhand up --app module:name")
+    err.print("  stop    Ctrl-C\n")
+
+
+def _data_hint(settings: Settings) -> str:
+    return "" if settings.data is None or settings.data == default_data() else f" --data {settings.data}"
+
+
+def _worker_command(
+    app: str, settings: Settings, queues: str | None, concurrency: int, grace: float, log_format: LogFormat, level: LogLevel
+) -> list[str]:
+    return [
+        sys.executable, "-m", "hourhand", "worker", "--app", app, "--concurrency", str(concurrency), "--grace", str(grace),
+        "--log-format", log_format.value, "--log-level", level.value, *(["--queues", queues] if queues else []),
+    ]  # fmt: skip
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """On the fast loop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)

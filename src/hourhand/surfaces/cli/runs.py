@@ -1,0 +1,250 @@
+"""`hourhand runs`: look at runs, cancel them, run them again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from textwrap import indent
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hourhand.core import ids
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseUnavailable, HourhandError
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.common import (
+    App,
+    AsJson,
+    Data,
+    Exit,
+    Schema,
+    Url,
+    ago,
+    err,
+    instant,
+    make_app,
+    out,
+    plain,
+    print_json,
+    run,
+    span,
+    table,
+    tell,
+)
+from hourhand.surfaces.views import STATES, RunView
+
+commands = typer.Typer(help="Look at runs, cancel them, run them again.", no_args_is_help=True)
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, for example r_1f3k.", show_default=False)]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN", help="Ids of runs, for example r_1f3k.", show_default=False)]
+States = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state", metavar="STATE", autocompletion=lambda: list(STATES), help=f"Any of {', '.join(STATES)}; repeatable."
+    ),
+]
+Since = Annotated[
+    datetime | None,
+    typer.Option("--since", metavar="WHEN", parser=instant, help="Only runs scheduled since: 30s, 15m, 2h, 7d ago, or ISO 8601."),
+]
+
+_STYLES = {"succeeded": "green", "running": "cyan", "dead": "red", "lost": "red", "parked": "yellow", "expired": "yellow"}
+# What a list does not read from the database is left out of its JSON, lest it look empty.
+_UNREAD = ("enqueued_at", "expires_at", "payload", "options", "errors", "result", "progress")
+
+
+@commands.command("list")
+def list_runs(
+    state: States = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only this task.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only this queue.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only runs with this key.")] = None,
+    since: Since = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")] = 20,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """The newest runs, in whatever state they are.
+
+    Example: hourhand runs list --state running --state dead --queue billing --since 2h
+    """
+    filters: dict[str, Any] = {"task": task, "queue": queue, "tag": tag, "key": key, "since": since}
+    found = run(make_app(app, database_url, data, schema), lambda app: app.runs.list(state=state or None, limit=limit, **filters))
+    if as_json:
+        print_json([{name: value for name, value in one.to_dict().items() if name not in _UNREAD} for one in found])
+        return
+    if not found:
+        out.print("no runs match" if state or any(filters.values()) else "no runs yet")
+        return
+    now = Clock().instant()
+    rows = table()
+    rows.add_column("run", no_wrap=True)
+    rows.add_column("state", no_wrap=True)
+    rows.add_column("task", overflow="fold")
+    rows.add_column("queue", overflow="fold")
+    rows.add_column("attempt", justify="right", no_wrap=True)
+    rows.add_column("when", no_wrap=True)
+    for one in found:
+        moment = one.finished_at or one.started_at or one.due_at or one.scheduled_at
+        rows.add_row(one.run_id, colour(one.state), one.task, one.queue, str(one.attempt), ago(moment, now))
+    out.print(rows)
+    if len(found) == limit:
+        err.print(f"[dim]the newest {limit}; --limit shows more[/]")
+
+
+@commands.command("show")
+def show_run(
+    run_id: Run,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Everything about one run: its times, payload, progress, result, and the error of each attempt."""
+    found = run(make_app(app, database_url, data, schema), lambda app: app.runs.show(run_id))
+    if as_json:
+        print_json(found)
+    else:
+        print_run(found, Clock().instant())
+
+
+@commands.command("cancel")
+def cancel_runs(
+    run_ids: Runs,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why; kept with the run.")] = None,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Stop runs: one that waits ends at once, one that is running is asked to stop.
+
+    Example: hourhand runs cancel r_1f3k --reason "wrong customer"
+    """
+
+    async def cancel(app: Hourhand, run_id: str) -> dict[str, str]:
+        return {"outcome": await app.runs.cancel(run_id, reason)}
+
+    def say(run_id: str, one: dict[str, str]) -> str:
+        return f"{run_id} {'is cancelled' if one['outcome'] == 'cancelled' else 'is running and was asked to stop'}"
+
+    _each(make_app(app, database_url, data, schema), run_ids, cancel, say, as_json)
+
+
+@commands.command("retry")
+def retry_runs(
+    run_ids: Runs,
+    as_json: AsJson = False,
+    app: App = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+) -> None:
+    """Run again, now: a dead or delayed run under its own id, any other ended run as a new run like it.
+
+    Example: hourhand runs retry r_1f3k r_1f3m
+    """
+
+    async def retry(app: Hourhand, run_id: str) -> dict[str, str]:
+        return {"again_as": await app.runs.retry(run_id)}
+
+    def say(run_id: str, one: dict[str, str]) -> str:
+        return f"{run_id} runs again" + (f" as {one['again_as']}" if one["again_as"] != run_id else "")
+
+    _each(make_app(app, database_url, data, schema), run_ids, retry, say, as_json)
+
+
+def _each(
+    app: Hourhand,
+    run_ids: list[str],
+    verb: Callable[[Hourhand, str], Awaitable[dict[str, str]]],
+    say: Callable[[str, dict[str, str]], str],
+    as_json: bool,
+) -> None:
+    """One after the other, each told as it is done; one that cannot be done does not keep the others from it."""
+    answers: list[dict[str, str]] = []
+    codes: list[Exit] = []
+
+    async def work(app: Hourhand) -> None:
+        for given in dict.fromkeys(run_ids):
+            try:
+                run_id = ids.run_id(ids.parse_run_id(given))
+                answer = await verb(app, run_id)
+            except HourhandError as error:
+                answers.append({"run_id": given, "error": str(error)})
+                codes.append(tell(error))
+                if isinstance(error, DatabaseUnavailable):
+                    return
+            else:
+                answers.append({"run_id": run_id, **answer})
+                if not as_json:
+                    out.print(say(run_id, answer), soft_wrap=True)
+
+    run(app, work)
+    if as_json:
+        print_json(answers)
+    if codes:
+        raise typer.Exit(codes[0])
+
+
+def colour(state: str) -> Text:
+    return Text(state, _STYLES.get(state, ""))
+
+
+def moment(value: datetime, now: datetime) -> str:
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{value.microsecond // 1000:03} UTC, {ago(value, now)}"
+
+
+def print_run(one: RunView, now: datetime) -> None:
+    """A run for reading: facts first, then what is long. Long lines are left for the terminal to wrap."""
+    out.print(Text.assemble((one.run_id, "bold"), "  ", colour(one.state), "  ", one.task), soft_wrap=True)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    took = (one.finished_at - one.started_at).total_seconds() if one.started_at and one.finished_at else None
+    times = {
+        "scheduled": one.scheduled_at, "enqueued": one.enqueued_at, "due": one.due_at, "expires": one.expires_at,
+        "started": one.started_at, "died" if one.state == "dead" else "finished": one.finished_at,
+    }  # fmt: skip
+    about: dict[str, str | None] = {
+        "reason": one.reason, "queue": f"{one.queue}, priority {one.priority}", "attempt": str(one.attempt), "key": one.key,
+        "tags": ", ".join(one.tags), **{name: moment(value, now) for name, value in times.items() if value},
+        "took": span(took), "node": None if one.node is None else str(one.node), "job": one.job_id,
+    }  # fmt: skip
+    for name, value in about.items():
+        if value:
+            facts.add_row(name, plain(value))
+    out.print(facts)
+    for name in ("payload", "options", "progress", "result"):
+        value = getattr(one, name)
+        if value is not None:
+            _section(name, msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    for error in one.errors:
+        _print_error(error, now)
+
+
+def _print_error(error: dict[str, Any], now: datetime) -> None:
+    try:
+        when = moment(datetime.fromisoformat(error["at"]), now)
+    except (KeyError, ValueError):
+        when = "at an unknown time"
+    title = f"attempt {error.get('attempt', '?')} failed {when}, on node {error.get('node', '?')}"
+    _section(title, f"{error.get('type', 'Error')}: {error.get('message', '')}", "red")
+    if error.get("traceback"):
+        out.print(plain(indent(error["traceback"].rstrip(), "  "), "dim"), soft_wrap=True)
+
+
+def _section(title: str, body: str, style: str = "") -> None:
+    out.print()
+    out.print(plain(title, "bold"), soft_wrap=True)
+    out.print(plain(indent(body, "  "), style), soft_wrap=True)

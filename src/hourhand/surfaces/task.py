@@ -1,0 +1,76 @@
+"""A declared task: callable as the function it is, and enqueueable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from hourhand.core.errors import InvalidOption
+from hourhand.core.options import EnqueueOptions, merge
+from hourhand.core.task import TaskDefinition
+from hourhand.storage import foreign
+from hourhand.storage.enqueue import call_arguments
+from hourhand.surfaces.handle import RunHandle
+from hourhand.surfaces.views import EnqueuedRuns
+
+if TYPE_CHECKING:
+    from hourhand.surfaces.app import Hourhand
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    def __init__(self, app: Hourhand, definition: TaskDefinition, options: EnqueueOptions) -> None:
+        self._app = app
+        self._definition = definition
+        self._options = options
+        self.__doc__ = definition.function.__doc__
+        self.__wrapped__ = definition.function
+
+    @property
+    def name(self) -> str:
+        return self._definition.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, here and now; nothing is enqueued."""
+        return self._definition.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """The same task with enqueue options: delay, at, expires, queue, priority, key, unique_for, tags,
+        max_attempts, timeout, connection."""
+        return Task(self._app, self._definition, merge(self._options, options))
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
+        """Enqueue one run. The arguments are checked against the signature before anything is written."""
+        return await self._app._enqueue(self._call(args, kwargs), self._options)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
+        """The same for callers without an event loop."""
+        return self._app._enqueue_sync(self._call(args, kwargs), self._options)
+
+    async def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
+        """Enqueue many runs with one COPY: all of them, or, if one does not fit, none."""
+        definition, options = self._definition, self._options
+        encode = definition.codec.encode
+        connection = options.connection
+        if connection is not None and foreign.driver_of(connection) != "asyncpg":
+            raise InvalidOption("enqueue_many copies over asyncpg; in another driver's transaction use enqueue in a loop")
+        opened = await self._app._open()
+        numbers = await opened.gateway.enqueue_many(
+            definition.name, (encode(payload) for payload in payloads), options.queue or definition.queue,
+            options.priority or definition.priority, options, connection,
+        )  # fmt: skip
+        return EnqueuedRuns(numbers)
+
+    def enqueue_many_sync(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
+        return self._app.sync(self.enqueue_many(payloads))
+
+    def _call(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        definition, options = self._definition, self._options
+        payload = definition.codec.encode(definition.codec.bind(args, kwargs))
+        queue, priority = options.queue or definition.queue, options.priority or definition.priority
+        return call_arguments(definition.name, payload, queue, priority, options)

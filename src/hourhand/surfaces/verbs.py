@@ -1,0 +1,248 @@
+"""The verbs on runs, dead letters, queues and nodes: `app.runs`, `app.dead`, `app.queues`, `app.nodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from hourhand.core import ids
+from hourhand.core.errors import InvalidOption, NotPossible, UnknownRun
+from hourhand.core.payload import encode_untyped
+from hourhand.core.registry import Registry
+from hourhand.core.task import check_name
+from hourhand.storage.database import Database
+from hourhand.surfaces.views import FINISHED, STATES, NodeView, QueueView, RunView
+
+Open = Callable[[], Awaitable[Database]]
+Filter = list[Any]
+"""The first seven parameters of the statements on dead letters."""
+_EVER = datetime(1, 1, 1, tzinfo=UTC)
+_BEFORE = 6
+BATCH = 1_000
+
+
+class _Verbs:
+    def __init__(self, open_database: Open) -> None:
+        self._open = open_database
+
+    async def _names(self, database: Database) -> dict[int, str]:
+        return {row["id"]: row["name"] for row in await database.fetch("queue_names")}
+
+    async def _queue(self, database: Database, name: str | None) -> int | None:
+        if name is None:
+            return None
+        number = await database.fetchval("queue_by_name", name)
+        if number is None:
+            raise InvalidOption(f"there is no queue {name!r}")
+        return int(number)
+
+
+def _check(limit: int = 1, **instants: datetime | None) -> None:
+    if not 1 <= limit <= 10_000:
+        raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
+    for name, instant in instants.items():
+        if instant is not None and instant.tzinfo is None:
+            raise InvalidOption(
+                f"{name} is a naive datetime ({instant.isoformat()}): give it a time zone, for example tzinfo=UTC"
+            )
+
+
+class Runs(_Verbs):
+    async def show(self, run_id: str | int) -> RunView:
+        database = await self._open()
+        number = ids.parse_run_id(run_id)
+        row = await database.fetchrow("find_run", number)
+        if row is None:
+            raise UnknownRun(f"there is no run {ids.run_id(number)}; it may be older than the history that is kept")
+        return RunView.of(row, await self._names(database))
+
+    async def list(
+        self, *, state: str | Sequence[str] | None = None, task: str | None = None, queue: str | None = None,
+        tag: str | None = None, key: str | None = None, since: datetime | None = None, limit: int = 20,
+    ) -> list[RunView]:  # fmt: skip
+        """The newest runs that match."""
+        states = [state] if isinstance(state, str) else None if state is None else list(state)
+        for one in states or ():
+            if one not in STATES:
+                raise InvalidOption(f"{one!r} is not a state; the states are {', '.join(STATES)}")
+        _check(limit=limit, since=since)
+        database = await self._open()
+        number = await self._queue(database, queue)
+        rows = await database.fetch("list_runs", states, task, number, tag, key, since or _EVER, limit)
+        names = await self._names(database)
+        return [RunView.of(row, names) for row in rows]
+
+    async def cancel(self, run_id: str | int, reason: str | None = None) -> str:
+        """`cancelled` when it had not started; `asked` when it runs and was told to stop."""
+        number = ids.parse_run_id(run_id)
+        database = await self._open()
+        # Between two looks the run may move from one table to the next; it cannot escape for ever.
+        for _ in range(5):
+            if await database.fetch("cancel_pending", number, reason):
+                return "cancelled"
+            if await database.fetch("cancel_running", number, reason):
+                return "asked"
+            run = await self.show(number)
+            if run.finished:
+                raise NotPossible(f"{run.run_id} has ended already: {run.state}")
+        raise NotPossible(f"{ids.run_id(number)} keeps moving; try again")
+
+    async def retry(self, run_id: str | int) -> str:
+        """Run it again now. Returns the id: the same for a dead or delayed run, a new one for an ended run."""
+        number = ids.parse_run_id(run_id)
+        database = await self._open()
+        run = await self.show(number)
+        if run.state == "dead" and run.payload is not None:
+            if (await Dead(self._open, Registry()).replay(number)).blocked:
+                raise NotPossible(f"{run.run_id} stays dead: another live run holds its key {run.key!r}")
+            return run.run_id
+        if run.state == "delayed":
+            await database.fetch("hurry_run", number)
+            return run.run_id
+        if run.state in FINISHED:
+            fresh = await database.fetchval("repeat_run", number)
+            if fresh is None:
+                raise NotPossible(f"{run.run_id} was purged: its payload is gone, so it cannot run again")
+            return ids.run_id(fresh)
+        raise NotPossible(f"{run.run_id} is {run.state}; it will run without being asked again")
+
+
+class Dead(_Verbs):
+    """Runs that gave up. Filters: ids, task, queue, tag, error type, died since/before."""
+
+    def __init__(self, open_database: Open, registry: Registry) -> None:
+        super().__init__(open_database)
+        self._registry = registry
+
+    async def list(self, *run_ids: str | int, limit: int = 50, **filters: Any) -> list[RunView]:
+        _check(limit=limit)
+        database = await self._open()
+        rows = await database.fetch("list_dead", *await self._filter(database, run_ids, filters), limit)
+        names = await self._names(database)
+        return [RunView.of(row, names, "dead") for row in rows]
+
+    async def count(self, *run_ids: str | int, **filters: Any) -> int:
+        database = await self._open()
+        return int(await database.fetchval("count_dead", *await self._filter(database, run_ids, filters)))
+
+    async def show(self, run_id: str | int) -> RunView:
+        found = await self.list(run_id)
+        if not found:
+            raise UnknownRun(f"{run_id} is not among the dead letters")
+        return found[0]
+
+    async def edit(self, run_id: str | int, payload: dict[str, Any]) -> RunView:
+        """Replace the payload; checked against the task's signature when this app has the task."""
+        run = await self.show(run_id)
+        definition = self._registry.tasks.get(run.task)
+        text = definition.codec.encode(payload) if definition else encode_untyped(run.task, payload)
+        database = await self._open()
+        if not await database.fetch("edit_dead", ids.parse_run_id(run_id), text):
+            raise UnknownRun(f"{run_id} is not among the dead letters any more")
+        return await self.show(run_id)
+
+    async def replay(
+        self, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
+    ) -> Replayed:
+        """Back into their queues with fresh attempts; those whose key another run holds stay."""
+        database = await self._open()
+        where = await self._filter(database, run_ids, filters)
+        if where[_BEFORE] is None:
+            # A run that dies again while we replay must not be replayed for ever.
+            where[_BEFORE] = await database.fetchval("present")
+        done: list[str] = []
+        blocked: set[str] = set()
+        while limit is None or len(done) < limit:
+            size = BATCH if limit is None else min(BATCH, limit - len(done))
+            # The blocked ones stay in place and come up again each time; beyond them there are new ones.
+            asked = size + len(blocked)
+            rows = await database.fetch("replay_dead", *where, asked)
+            done += [ids.run_id(row["run_id"]) for row in rows if row["replayed"]]
+            blocked |= {ids.run_id(row["run_id"]) for row in rows if not row["replayed"]}
+            if progress is not None:
+                progress(len(done))
+            if len(rows) < asked:
+                break
+        if run_ids and not done and not blocked:
+            raise UnknownRun(f"{', '.join(map(str, run_ids))}: not among the dead letters")
+        return Replayed(done, sorted(blocked.difference(done)))
+
+    async def purge(
+        self, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
+    ) -> int:
+        """Out of the dead letters for good: outcome and errors stay in history, the payload goes."""
+        database = await self._open()
+        where = await self._filter(database, run_ids, filters)
+        done = 0
+        while limit is None or done < limit:
+            size = BATCH if limit is None else min(BATCH, limit - done)
+            count = len(await database.fetch("purge_dead", *where, size))
+            done += count
+            if progress is not None:
+                progress(done)
+            if count < size:
+                break
+        if run_ids and not done:
+            raise UnknownRun(f"{', '.join(map(str, run_ids))}: not among the dead letters")
+        return done
+
+    async def _filter(self, database: Database, run_ids: Sequence[str | int], filters: dict[str, Any]) -> Filter:
+        known = ("task", "queue", "tag", "error", "since", "before")
+        for name in filters:
+            if name not in known:
+                raise InvalidOption(f"unknown filter {name!r}; the filters are {', '.join(known)}")
+        _check(since=filters.get("since"), before=filters.get("before"))
+        queue = await self._queue(database, filters.get("queue"))
+        numbers = [ids.parse_run_id(one) for one in run_ids] or None
+        return [
+            numbers, filters.get("task"), queue, filters.get("tag"), filters.get("error"),
+            filters.get("since"), filters.get("before"),
+        ]  # fmt: skip
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    replayed: list[str]
+    blocked: list[str]
+    """Their key belongs to another live run."""
+
+
+class Queues(_Verbs):
+    async def exists(self, name: str) -> bool:
+        """Whether anything was ever enqueued to it, or it was paused."""
+        return await (await self._open()).fetchval("queue_by_name", name) is not None
+
+    async def list(self) -> list[QueueView]:
+        database = await self._open()
+        return [
+            QueueView(**{name: row[name] for name in QueueView.__dataclass_fields__})
+            for row in await database.fetch("list_queues")
+        ]
+
+    async def pause(self, name: str) -> datetime:
+        """Nothing more is claimed from it; what runs goes on. Enqueueing stays possible."""
+        check_name("queue", name)
+        database = await self._open()
+        await database.fetch("queue_number", name)
+        paused: datetime = await database.fetchval("pause_queue", name)
+        return paused
+
+    async def resume(self, name: str) -> None:
+        database = await self._open()
+        if not await database.fetch("resume_queue", name):
+            raise InvalidOption(f"there is no queue {name!r}")
+
+
+class Nodes(_Verbs):
+    async def list(self, *, gone: bool = False) -> list[NodeView]:
+        """The live processes; with `gone`, also those that stopped or died."""
+        database = await self._open()
+        views = []
+        for row in await database.fetch("list_nodes", gone):
+            fields = dict(row)
+            fields["node"] = fields.pop("id")
+            fields["info"] = msgspec.json.decode(fields["info"])
+            views.append(NodeView(**fields))
+        return views

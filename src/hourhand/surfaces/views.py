@@ -1,0 +1,138 @@
+"""What the verbs answer with: plain objects that print, compare and turn into JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, overload
+
+import asyncpg
+import msgspec
+
+from hourhand.core import ids
+from hourhand.core.fairness import priority_of, queue_of
+
+FINISHED = ("succeeded", "dead", "cancelled", "skipped", "expired", "lost")
+STATES = ("ready", "delayed", "parked", "running", *FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run, in whatever state it is."""
+
+    run_id: str
+    state: str
+    task: str
+    queue: str
+    priority: str
+    attempt: int
+    scheduled_at: datetime
+    job_id: str | None = None
+    enqueued_at: datetime | None = None
+    due_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    expires_at: datetime | None = None
+    node: int | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    payload: Any = None
+    options: dict[str, Any] | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    result: Any = None
+    progress: dict[str, Any] | None = None
+    reason: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+    @classmethod
+    def of(cls, row: asyncpg.Record, queues: dict[int, str], state: str | None = None) -> RunView:
+        have = dict(row)
+        lane = have["lane"]
+        plain = {
+            name: have[name]
+            for name in ("task", "attempt", "scheduled_at", "enqueued_at", "due_at", "started_at", "finished_at",
+                         "expires_at", "node", "key", "reason")
+            if name in have
+        }  # fmt: skip
+        decoded = {
+            name: msgspec.json.decode(have[name])
+            for name in ("payload", "options", "errors", "result", "progress")
+            if have.get(name) is not None
+        }
+        return cls(
+            run_id=ids.run_id(have["run_id"]),
+            job_id=None if have["job_id"] is None else ids.encode("j", have["job_id"]),
+            state=state or have["state"],
+            queue=queues.get(queue_of(lane), "?"),
+            priority=priority_of(lane),
+            tags=tuple(have["tags"] or ()),
+            **plain,
+            **decoded,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    name: str
+    paused_at: datetime | None
+    ready: int
+    delayed: int
+    parked: int
+    running: int
+    dead: int
+    oldest_seconds: float | None
+    """How long the run at the head of a lane has been due."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    node: int
+    kind: str
+    name: str
+    state: str
+    started_at: datetime
+    lease_until: datetime
+    session: bool
+    skew: float | None
+    running: int
+    info: dict[str, Any]
+    stopped_at: datetime | None
+    died_at: datetime | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class EnqueuedRuns(Sequence[str]):
+    """The ids of many runs, spelled out only when looked at."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return EnqueuedRuns(self._numbers[index])
+        return ids.run_id(self._numbers[index])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(ids.run_id, self._numbers)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} runs{f', {self[0]} to {self[-1]}' if self._numbers else ''}>"

@@ -1,0 +1,84 @@
+"""The database goes away in the middle of a run, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from hourhand import Hourhand
+from hourhand.storage.migrate import migrate
+from tests.conftest import missing
+from tests.support.fleet import Fleet, make_sink, until, where
+from tests.support.servers import OwnServer, have_server
+
+SCHEMA = "hourhand"
+
+
+@pytest.fixture(params=[15, 18])
+async def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnServer]:
+    if not have_server(request.param):
+        missing(f"no PostgreSQL {request.param} programs on this machine")
+    one = OwnServer(tmp_path_factory.mktemp("own"), request.param)
+    url = one.start()
+    connection = await asyncpg.connect(url)
+    await migrate(connection, SCHEMA)
+    await make_sink(connection, SCHEMA)
+    await connection.close()
+    yield one
+    one.stop()
+
+
+async def outside(url: str) -> asyncpg.Connection:
+    return await asyncpg.connect(url)
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate", "kill -9"])
+async def test_a_restart_mid_run_loses_nothing_and_condemns_nobody(server: OwnServer, tmp_path: Path, how: str) -> None:
+    fleet = Fleet(server.url, SCHEMA, tmp_path)
+    # A lease shorter than the outage: when the database is back, every lease has run out.
+    short = {"HOURHAND_LEASE": "2", "HOURHAND_GRACE": "0.9"}
+    try:
+        for _ in range(3):
+            fleet.worker("--concurrency", "5", **short)
+        sql = await outside(server.url)
+        await fleet.alive(sql, 3)
+        async with Hourhand(server.url) as app:
+            for _ in range(10):
+                await app.enqueue("quiet_nap", {"seconds": 4})
+
+        async def ten_started() -> bool:
+            return bool(await sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.seen WHERE what = 'started'") == 10)
+
+        await until(ten_started, "ten runs to start")
+        expiry = await sql.fetchval(f"SELECT max(lease_until) FROM {SCHEMA}.nodes")
+        nodes = await sql.fetchval(f"SELECT array_agg(id ORDER BY id) FROM {SCHEMA}.nodes")
+        sql.terminate()
+        if how == "kill -9":
+            server.kill()
+        else:
+            server.halt(how)
+        # Every lease runs out while the database is away.
+        while time.time() < expiry.timestamp() + 0.2:
+            await asyncio.sleep(0.05)
+        server.again()
+        sql = await outside(server.url)
+
+        async def all_done() -> bool:
+            return (await where(sql, SCHEMA))["runs"] == 10
+
+        await until(all_done, "the runs that went on meanwhile to be recorded\n" + "\n".join(p.text() for p in fleet.processes))
+        rows = await sql.fetch(f"SELECT outcome, attempt FROM {SCHEMA}.runs")
+        assert {(row["outcome"], row["attempt"]) for row in rows} == {("succeeded", 1)}
+        assert await sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.nodes WHERE died_at IS NOT NULL") == 0
+        assert await sql.fetchval(f"SELECT array_agg(id ORDER BY id) FROM {SCHEMA}.nodes") == nodes, "nobody was reborn"
+        assert await sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.seen WHERE what = 'started'") == 10, "nothing ran twice"
+        async with Hourhand(server.url) as app:
+            assert await (await app.enqueue("record", {"n": 7})).result(30) == 7
+        await sql.close()
+    finally:
+        fleet.close()

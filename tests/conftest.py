@@ -1,0 +1,95 @@
+"""Every database test runs twice: on the server of the machine and on the embedded one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from hourhand import Hourhand
+from hourhand.storage.embedded import ROOT_HOME, EmbeddedServer
+from hourhand.storage.migrate import migrate
+
+REQUIRED = os.environ.get("HOURHAND_REQUIRE_SERVICES") == "1"
+SERVER = os.environ.get("HOURHAND_TEST_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
+
+
+def missing(what: str) -> None:
+    """Skip where a service is not there; fail where every service is required."""
+    if REQUIRED:
+        pytest.fail(f"{what}, and HOURHAND_REQUIRE_SERVICES=1 demands it")
+    pytest.skip(what)
+
+
+async def _reachable(url: str) -> bool:
+    try:
+        connection = await asyncpg.connect(url, timeout=3)
+    except (OSError, asyncpg.PostgresError, asyncio.TimeoutError):
+        return False
+    await connection.close()
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As root, clusters of closed directories are folders elsewhere: those our directories point at are ours to remove."""
+    yield
+    for link in tmp_path_factory.getbasetemp().rglob("pgdata"):
+        if link.is_symlink() and link.resolve().parent == ROOT_HOME:
+            shutil.rmtree(link.resolve(), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def embedded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedServer(tmp_path_factory.mktemp("embedded")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session", params=["server", "embedded"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "embedded":
+        return str(request.getfixturevalue("embedded_url"))
+    if not asyncio.run(_reachable(SERVER)):
+        missing(f"no PostgreSQL at {SERVER}")
+    return SERVER
+
+
+@pytest.fixture
+async def schema(url: str, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A schema of the test's own, migrated; dropped afterwards."""
+    name = "t_" + re.sub(r"\W+", "_", request.node.name.lower())[:20].strip("_") + "_" + uuid.uuid4().hex[:8]
+    connection = await asyncpg.connect(url)
+    await migrate(connection, name)
+    await connection.close()
+    yield name
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+    await connection.close()
+
+
+@pytest.fixture
+async def sql(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the test's own, to look from outside."""
+    connection = await asyncpg.connect(url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def app(url: str, schema: str) -> AsyncIterator[Hourhand]:
+    """An app on the test's schema, with short times."""
+    one = Hourhand(url, schema=schema, lease=3.0, grace=0.5, poll=1.0)
+    async with one:
+        yield one
+
+
+@pytest.fixture
+def project() -> Path:
+    return Path(__file__).parent.parent

@@ -1,0 +1,120 @@
+"""`make mutants`: break each guarantee on purpose and see its test fail.
+
+Each mutant is one replacement in a copy of the source; the named test must fail on it. A mutant that
+survives means that the test proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+PROJECT = Path(__file__).parent.parent
+QUEUE = "src/hourhand/storage/sql/queue.sql"
+NODES = "src/hourhand/storage/sql/nodes.sql"
+FIRING = "src/hourhand/storage/sql/schedules.sql"
+SCHEDULES = "src/hourhand/storage/migrations/0002_schedules.sql"
+SCHEMA = "src/hourhand/storage/migrations/0001_queue.sql"
+ENGINE = "src/hourhand/engine"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    every: bool = False
+
+
+MUTANTS = [
+    Mutant("no claim token in any transition", QUEUE, " AND token = mine.token", "",
+           "tests/cluster/test_crash.py -k zombies_outcome", every=True),
+    Mutant("no lease check", NODES, "n.lease_until < clock_timestamp()) AS silent", "false) AS silent",
+           "tests/cluster/test_crash.py -k paused_past_its_lease"),
+    Mutant("heartbeat of the dead accepted", NODES, "WHERE id = $1 AND died_at IS NULL\nRETURNING", "WHERE id = $1\nRETURNING",
+           "tests/cluster/test_crash.py -k paused_past_its_lease"),
+    Mutant("claims of the dead accepted", QUEUE, "n.id = $4 AND n.died_at IS NULL)))", "n.id = $4)))",
+           "tests/cluster/test_crash.py -k declared_dead_claims"),
+    Mutant("session lock not looked at", NODES, "AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked",
+           "AND false) AS unlocked", "tests/cluster/test_crash.py -k kill_9"),
+    Mutant("judge without grace after a restart", f"{ENGINE}/maintainer.py", "if connected < grace * 2:", "if connected < 0:",
+           "tests/db/test_resilience.py -k just_connected"),
+    Mutant("recovered runs without probation", f"{ENGINE}/executor.py", "if handler.isolated or (claim.crashes and self._children.possible):",
+           "if handler.isolated:", "tests/cluster/test_crash.py -k poison"),
+    Mutant("handing back charges an attempt", QUEUE,
+           "    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,",
+           "    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt + 1, crashes,",
+           "tests/db/test_worker.py -k no_attempt_charged"),
+    Mutant("strays not handed back", f"{ENGINE}/claimer.py", "if now < self._doubt_until:", "if False:",
+           "tests/db/test_worker.py -k answer_was_lost"),
+    Mutant("a word does not lower the mark", "src/hourhand/core/marks.py", "        if seq < self._low:\n            self._low = seq\n", "",
+           "tests/db/test_claim.py -k committed_late"),
+    Mutant("no sweep below the mark", "src/hourhand/core/marks.py", "        if now >= self._sweep_at:\n            return 0\n", "",
+           "tests/db/test_claim.py -k found_by_the_sweep"),
+    Mutant("keys never freed", SCHEMA, "RETURNS trigger LANGUAGE plpgsql AS $$", "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;\nCREATE FUNCTION hourhand.unused() RETURNS trigger LANGUAGE plpgsql AS $$",
+           "tests/db/test_worker.py -k edit_replay_purge"),
+    Mutant("no unique key", SCHEMA, "duplicate := run_id <> number;", "duplicate := false; run_id := number;",
+           "tests/db/test_enqueue.py -k key"),
+    Mutant("history without its primary key", SCHEMA, "    PRIMARY KEY (run_id, scheduled_at)\n", "    CHECK (run_id > 0)\n",
+           "tests/db/test_claim.py -k end_once"),
+    Mutant("enqueue_many without a transaction", "src/hourhand/storage/enqueue.py", "            async with own.transaction():\n    ", "            if True:\n    ",
+           "tests/db/test_enqueue.py -k written_all_or_not"),
+    Mutant("planner left to itself", "src/hourhand/storage/database.py", '("seqscan", "bitmapscan", "sort", "incremental_sort", "nestloop", "mergejoin")', "()",
+           "tests/db/test_claim.py -k whatever_the_statistics"),
+    Mutant("cancel requests forgotten by recovery and heartbeat", NODES, "ARRAY(SELECT c.run_id FROM hourhand.cancels c JOIN hourhand.running r ON r.worker_id = $1 AND r.run_id = c.run_id)",
+           "ARRAY(SELECT 0::bigint WHERE false)", "tests/db/test_worker.py -k next_heartbeat"),
+    Mutant("no epoch check in firing", FIRING, "ON held.shard = s.shard AND held.epoch = s.epoch\n    WHERE s.owner = $1",
+           "ON held.shard = s.shard\n    WHERE true", "tests/db/test_firing.py -k deposed"),
+    Mutant("the shard is not locked while firing", FIRING, " FOR SHARE OF s", "", "tests/db/test_firing.py -k change_of_hands"),
+    Mutant("schedules move from wherever they are", FIRING, "AND s.next_run_at = planned.due_at AND", "AND",
+           "tests/db/test_firing.py -k from_one_plan"),
+    Mutant("no unique firing", SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n",
+           "tests/db/test_firing.py -k second_barrier"),
+    Mutant("wheel and local clock trusted", FIRING, " AND planned.due_at <= clock_timestamp()", "", "tests/db/test_firing.py -k not_due"),
+    Mutant("shards taken from the living", FIRING, "(owner IS NULL OR owner <> ALL ($3::integer[]))", "true",
+           "tests/db/test_firing.py -k willing"),
+]  # fmt: skip
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    console = Console()
+    table = Table("mutant", "test", "", box=None)
+    survivors = 0
+    for mutant in MUTANTS:
+        if wanted and not any(word in mutant.name for word in wanted):
+            continue
+        with tempfile.TemporaryDirectory(prefix="hourhand-mutant-") as directory:
+            copy = Path(directory) / "project"
+            ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", ".hypothesis")
+            shutil.copytree(PROJECT, copy, ignore=ignored)
+            file = copy / mutant.file
+            text = file.read_text()
+            assert mutant.old in text, f"{mutant.name}: {mutant.file} no longer has the text it breaks"
+            file.write_text(text.replace(mutant.old, mutant.new, -1 if mutant.every else 1))
+            console.print(f"[dim]{mutant.name} …[/]")
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.test.split()],
+                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")}, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        # Exit code 1 is a failed test; anything else means the test did not run.
+        caught = done.returncode == 1
+        survivors += not caught
+        verdict = "[green]caught[/]" if caught else f"[red]SURVIVED (pytest exit {done.returncode})[/]"
+        table.add_row(mutant.name, mutant.test.rpartition("/")[2], verdict)
+    console.print(table)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The app that the tests' worker processes run. What its handlers do, they write to the table `seen`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import asyncpg
+
+from hourhand import Context, Hourhand, PermanentFailure, Retry, RetryAfter
+
+app = Hourhand()
+quick = Retry(max_attempts=3, base=0, cap=0)
+
+
+@app.on_startup
+async def connect() -> None:
+    app.state.sink = await asyncpg.create_pool(app.settings.database_url, min_size=0, max_size=4, statement_cache_size=0)
+
+
+@app.on_shutdown
+async def disconnect() -> None:
+    await app.state.sink.close()
+
+
+async def note(ctx: Context, what: str) -> None:
+    await app.state.sink.execute(
+        f"INSERT INTO {app.settings.schema}.seen (run, attempt, pid, what) VALUES ($1, $2, $3, $4)",
+        ctx.run_number, ctx.attempt, os.getpid(), what,
+    )  # fmt: skip
+
+
+@app.task(retry=quick)
+async def noop(n: int = 0) -> None:
+    pass
+
+
+@app.task(retry=quick)
+async def record(ctx: Context, n: int = 0) -> int:
+    await note(ctx, "ran")
+    return n
+
+
+@app.task(retry=quick)
+async def nap(ctx: Context, seconds: float) -> str:
+    """Says when it starts and, if it gets that far, when it ends."""
+    await note(ctx, "started")
+    await asyncio.sleep(seconds)
+    await note(ctx, "ended")
+    return "rested"
+
+
+@app.task(retry=quick)
+async def stuck_at_first(ctx: Context) -> str:
+    """The first time it never ends; whoever gets it next is done at once."""
+    again = await app.state.sink.fetchval(f"SELECT count(*) FROM {app.settings.schema}.seen WHERE run = $1", ctx.run_number)
+    await note(ctx, "started")
+    if not again:
+        await asyncio.sleep(3600)
+    return "done"
+
+
+@app.task(retry=quick)
+async def quiet_nap(ctx: Context, seconds: float) -> str:
+    """Needs no database once it has started."""
+    await note(ctx, "started")
+    await asyncio.sleep(seconds)
+    return "rested"
+
+
+@app.task(retry=quick)
+def blocking_nap(ctx: Context, seconds: float) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ctx.check_cancelled()
+        time.sleep(0.01)
+    return "rested"
+
+
+@app.task(retry=quick, isolation="process")
+def isolated_nap(ctx: Context, seconds: float) -> int:
+    ctx.progress(0.5, message="half")
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@app.task(retry=quick, isolation="process")
+def isolated_enqueue() -> list[str | None]:
+    """A blocking handler may enqueue and may run a loop of its own, in a child process too."""
+    app.enqueue_sync("noop")
+    return [app.settings.database_url, app.settings.schema, asyncio.run(asyncio.sleep(0, "looped"))]
+
+
+@app.task(retry=Retry(max_attempts=2, base=0, cap=0), isolation="process")
+def isolated_death(how: str) -> None:
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@app.task(retry=Retry(max_attempts=3, base=0, cap=0, give_up_on=(KeyError,)), isolation="process")
+def isolated_error(kind: str) -> None:
+    raise {"key": KeyError, "value": ValueError, "permanent": PermanentFailure}[kind]("as told")
+
+
+@app.task(retry=quick, isolation="process")
+def isolated_retry_after(ctx: Context) -> int:
+    if ctx.attempt < 2:
+        raise RetryAfter(0)
+    return ctx.attempt
+
+
+@app.task(retry=quick)
+async def poison(ctx: Context) -> None:
+    """Takes its process down."""
+    await note(ctx, "started")
+    os._exit(9)
