@@ -17,7 +17,7 @@ import asyncpg
 PROJECT = Path(__file__).parent.parent.parent
 
 
-async def until(condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 60.0) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], what: str | Callable[[], str], seconds: float = 60.0) -> Any:
     """Wait for something another process does. The limit only keeps a broken test from hanging."""
     deadline = time.monotonic() + seconds
     while True:
@@ -25,7 +25,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str, seconds: flo
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain for: {what}")
+            raise AssertionError(f"waited {seconds:g} s in vain for: {what if isinstance(what, str) else what()}")
         await asyncio.sleep(0.02)
 
 
@@ -48,7 +48,7 @@ class Process:
         async def poll() -> bool:
             return self.process.poll() is not None
 
-        await until(poll, f"the end of process {self.pid}; its log:\n{self.text()}", seconds)
+        await until(poll, lambda: f"the end of process {self.pid}; its log:\n{self.text()}", seconds)
         return int(self.process.returncode)
 
     def text(self) -> str:
@@ -87,7 +87,7 @@ class Fleet:
         async def registered() -> bool:
             return bool(await sql.fetchval(question) >= count)
 
-        await until(registered, f"{count} live nodes; logs:\n" + "\n".join(one.text() for one in self.processes))
+        await until(registered, lambda: f"{count} live nodes; logs:\n" + "\n".join(one.text() for one in self.processes))
 
     def close(self) -> None:
         for one in self.processes:
