@@ -1,6 +1,7 @@
 """Hourhand: a distributed job scheduler for Python and PostgreSQL."""
 
 from hourhand.core.backoff import Retry
+from hourhand.core.chain import Step
 from hourhand.core.context import Context
 from hourhand.core.errors import (
     Cancelled,
@@ -11,6 +12,7 @@ from hourhand.core.errors import (
     InvalidOption,
     InvalidPayload,
     InvalidSchedule,
+    JobConflict,
     NotPossible,
     PermanentFailure,
     ProcessDied,
@@ -18,12 +20,13 @@ from hourhand.core.errors import (
     RunFailed,
     RunNotFinished,
     SchemaMismatch,
+    UnknownJob,
     UnknownRun,
 )
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.task import Task
-from hourhand.surfaces.views import NodeView, QueueView, RunView
+from hourhand.surfaces.views import JobView, NodeView, QueueView, RunView
 
 __version__ = "0.1.0"
 
@@ -38,6 +41,8 @@ __all__ = [
     "InvalidOption",
     "InvalidPayload",
     "InvalidSchedule",
+    "JobConflict",
+    "JobView",
     "NodeView",
     "NotPossible",
     "PermanentFailure",
@@ -50,7 +55,9 @@ __all__ = [
     "RunNotFinished",
     "RunView",
     "SchemaMismatch",
+    "Step",
     "Task",
+    "UnknownJob",
     "UnknownRun",
     "__version__",
 ]

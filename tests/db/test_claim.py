@@ -170,7 +170,7 @@ async def test_history_of_days_without_a_partition_is_kept_and_moved(sql: asyncp
         " VALUES (1, '2031-05-05 12:00Z', now(), 5, 'cancelled', 0, 'x', 'k')"
     )
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.runs_default") == 1
-    assert await sql.fetchval(f"SELECT {schema}.add_partition('2031-05-05')")
-    assert not await sql.fetchval(f"SELECT {schema}.add_partition('2031-05-05')")
+    assert await sql.fetchval(f"SELECT {schema}.add_partition('runs', '2031-05-05')")
+    assert not await sql.fetchval(f"SELECT {schema}.add_partition('runs', '2031-05-05')")
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.runs_default") == 0
     assert await sql.fetchval(f"SELECT tableoid::regclass::text FROM {schema}.runs WHERE run_id = 1") == f"{schema}.runs_20310505"

@@ -12,7 +12,7 @@ import pytest
 
 from hourhand import Hourhand
 from hourhand.core.ring import SHARDS
-from hourhand.storage.schedules import Planned, ScheduleGateway
+from hourhand.storage.schedules import Late, Planned, ScheduleGateway
 from tests.support.fleet import until
 
 PAST = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -40,7 +40,7 @@ async def make_schedule(sql: asyncpg.Connection, schema: str, shard: int, due: d
         " VALUES ($1, 'every', 'every 60s', 'UTC', 'shift', $2, $2) RETURNING id",
         shard, due,
     )  # fmt: skip
-    values = {"active_since": "'-infinity'", "state": "'active'", "start_at": "NULL", "end_at": "NULL", **job}
+    values = {"active_since": "'-infinity'", "start_at": "NULL", "end_at": "NULL", **job}
     await sql.execute(
         f"INSERT INTO {schema}.jobs (id, schedule_id, lane, shard, name, task, payload, {', '.join(values)})"
         f" SELECT nextval('{schema}.job_numbers'), $1::bigint, 5, $2, $1::bigint || '-' || n, 'work', '{{}}', {', '.join(values.values())}"
@@ -66,8 +66,8 @@ async def test_every_job_of_a_schedule_gets_its_run_and_the_ledger_says_so(
     runs = await sql.fetch(f"SELECT job_id, scheduled_at, task, seq = run_id AS plain FROM {schema}.ready ORDER BY job_id")
     assert [row["job_id"] for row in runs] == [1, 2, 3, 4, 5]
     assert {(row["scheduled_at"], row["task"], row["plain"]) for row in runs} == {(PAST, "work", True)}
-    ledger = await sql.fetchrow(f"SELECT schedule_id, scheduled_at, node, runs, outcome, epoch FROM {schema}.firings")
-    assert tuple(ledger) == (schedule, PAST, node, 5, "fired", epochs[7])
+    ledger = await sql.fetchrow(f"SELECT schedule_id, scheduled_at, node, runs, late, epoch FROM {schema}.firings")
+    assert tuple(ledger) == (schedule, PAST, node, 5, False, epochs[7])
     assert await sql.fetchval(f"SELECT next_run_at FROM {schema}.schedules") == NEXT
 
 
@@ -95,7 +95,7 @@ async def test_a_change_of_hands_waits_for_a_firing_under_way_and_is_seen_by_the
     request.addfinalizer(firing.terminate)
     transaction = firing.transaction()
     await transaction.start()
-    rows = await firing.fetch(database.sql["fire"], old, [7], [held[7]], [schedule], [PAST], [NEXT])
+    rows = await firing.fetch(database.sql["fire"], old, [7], [held[7]], [schedule], [PAST], [NEXT], [0])
     assert len(rows) == 1
     takeover = asyncio.create_task(gateway.take_shards(new, [7], [new]))
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%shards SET owner%'"
@@ -146,7 +146,7 @@ async def test_what_the_database_says_is_not_due_does_not_fire(
 @pytest.mark.parametrize(
     "job",
     [
-        {"state": "'paused'"},
+        {"paused_at": f"'{PAST}'"},
         {"active_since": f"'{PAST + timedelta(seconds=1)}'"},
         {"start_at": f"'{PAST + timedelta(seconds=1)}'"},
         {"end_at": f"'{PAST}'"},
@@ -192,7 +192,9 @@ async def test_firing_goes_by_index_with_many_jobs_registered(
     await sql.execute(f"ANALYZE {schema}.jobs")
     database = await app._database()
     connection = await database.connect("test")
-    plan = await explain(connection, database.sql["fire"], node, [7], [epochs[7]], [other], [PAST + timedelta(seconds=1)], [NEXT])
+    plan = await explain(
+        connection, database.sql["fire"], node, [7], [epochs[7]], [other], [PAST + timedelta(seconds=1)], [NEXT], [0]
+    )
     assert "Seq Scan on jobs" not in scans(plan)
     assert "Index Scan on jobs" in scans(plan)
     await connection.close()
@@ -224,7 +226,8 @@ async def test_missed_windows_are_treated_as_the_job_asks(
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, missed_window=f"'{policy}'", max_missed=str(most))
     answer = await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0)
-    assert answer == (len(runs), len(left_out))
+    assert answer is not None
+    assert (answer.runs, answer.left_out) == (len(runs), len(left_out))
     found = await sql.fetch(
         f"SELECT scheduled_at FROM {schema}.ready UNION ALL SELECT scheduled_at FROM {schema}.delayed ORDER BY 1"
     )
@@ -233,8 +236,8 @@ async def test_missed_windows_are_treated_as_the_job_asks(
     assert [tuple(row) for row in decided] == [
         (what, MINUTES[first], MINUTES[last], count) for what, first, last, count in left_out
     ]
-    ledger = await sql.fetchrow(f"SELECT scheduled_at, until, count, runs, outcome FROM {schema}.firings")
-    assert tuple(ledger) == (MINUTES[0], MINUTES[-1], 5, len(runs), "late")
+    ledger = await sql.fetchrow(f"SELECT scheduled_at, until, count, runs, late FROM {schema}.firings")
+    assert tuple(ledger) == (MINUTES[0], MINUTES[-1], 5, len(runs), True)
     assert await sql.fetchval(f"SELECT next_run_at FROM {schema}.schedules") == NEXT
     assert await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0) is None, "once"
 
@@ -245,7 +248,7 @@ async def test_what_is_within_the_grace_fires_whatever_the_policy(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, missed_window="'SKIP'", misfire_grace="1e9")
-    assert await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0) == (5, 0)
+    assert await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0) == Late(5, 0, [f"{schedule}-1"])
 
 
 async def test_a_large_catch_up_is_spread_over_time(gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str) -> None:

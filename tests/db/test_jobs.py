@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+import msgspec
 
-from hourhand.core.schedule import parse_schedule
+from hourhand.core.job import JobOptions, define_job
+from hourhand.core.registry import Registry
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
-PUT = (
-    "SELECT job_id, outcome, next_at FROM {schema}.put_job($1, $2, $3::text::jsonb, 5, $4, $5, $6, $7, $8, $9, $10,"
-    " $11::text::jsonb, NULL, NULL, $12)"
-)
 
 
 async def put(
     sql: asyncpg.Connection, schema: str, name: str, text: str = "0 9 * * 1", *, timezone: str = "UTC", payload: Any = None,
     replace: bool = False, now: datetime = NOW, **settings: Any,
 ) -> asyncpg.Record:  # fmt: skip
-    plan = parse_schedule(text, timezone=timezone, now=now)
-    every = {"missed_window": "RUN_ONCE", "max_missed": 100, "misfire_grace": 60, **settings}
-    return await sql.fetchrow(
-        PUT.format(schema=schema), name, "work", json.dumps(payload or {}), plan.kind, plan.expression, plan.timezone,
-        plan.dst, plan.anchor, False, plan.next_after(now), json.dumps(every), replace,
-    )  # fmt: skip
+    given = JobOptions(task="work", schedule=text, timezone=timezone, payload=payload, **settings)
+    plain = define_job(name, given, now=now, registry=Registry()).plain(5, now)
+    definition = msgspec.json.encode(plain).decode()
+    return await sql.fetchrow(f"SELECT * FROM {schema}.put_job($1::text::jsonb, $2)", definition, replace)
 
 
 async def test_the_same_again_changes_nothing_another_is_a_conflict_unless_replaced(sql: asyncpg.Connection, schema: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hourhand.core.ring import SHARDS, owner, shard_of_job, shards_of
+from hourhand.core.ring import SHARDS, owner, shards_of
 
 nodes = st.sets(st.integers(1, 10_000), min_size=1, max_size=12)
 
@@ -45,11 +45,3 @@ def test_shares_are_even_enough() -> None:
 
 def test_no_node_no_owner() -> None:
     assert owner(1, []) is None
-
-
-def test_jobs_spread_over_the_shards() -> None:
-    counts = [0] * SHARDS
-    for job in range(100_000):
-        counts[shard_of_job(job)] += 1
-    assert min(counts) > 250
-    assert max(counts) < 550

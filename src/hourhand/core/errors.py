@@ -23,6 +23,14 @@ class InvalidSchedule(HourhandError, ValueError):
     """A schedule that cannot be understood or could never fire. Nothing was stored."""
 
 
+class UnknownJob(HourhandError, LookupError):
+    """No job with that name or id."""
+
+
+class JobConflict(HourhandError):
+    """The name is taken by a job with another definition. Nothing was changed."""
+
+
 class UnknownRun(HourhandError, LookupError):
     """No run with that id, in any state."""
 
@@ -33,6 +41,10 @@ class NotPossible(HourhandError):
 
 class DatabaseUnavailable(HourhandError, ConnectionError):
     """The database cannot be reached."""
+
+
+class LockTimeout(DatabaseUnavailable):
+    """Somebody's open transaction holds a row for longer than we wait."""
 
 
 class StatementRefused(HourhandError):

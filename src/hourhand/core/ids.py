@@ -24,6 +24,22 @@ def run_id(number: int) -> str:
     return encode("r", number)
 
 
+def job_id(number: int) -> str:
+    return encode("j", number)
+
+
+def parse_job_id(text: str) -> int | None:
+    """The number behind `j_…`; None if the text is no such id."""
+    word = text.strip().lower()
+    digits = word.removeprefix("j_")
+    if digits == word or not 0 < len(digits) <= 13 or not set(digits) <= _VALUES.keys():
+        return None
+    number = 0
+    for letter in digits:
+        number = number * 32 + _VALUES[letter]
+    return number if number <= _LARGEST else None
+
+
 def parse_run_id(text: str | int) -> int:
     """The number behind `r_…`. Plain numbers, as the SQL function returns them, are taken too."""
     if not isinstance(text, (str, int)) or isinstance(text, bool):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hourhand.core.chain import Step, as_step
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.task import check_name, seconds
@@ -32,6 +33,7 @@ class EnqueueOptions:
     tags: tuple[str, ...] = ()
     max_attempts: int | None = None
     timeout: float | None = None
+    then: Step | None = None
     connection: Any = None
 
     def kept(self) -> dict[str, Any] | None:
@@ -43,6 +45,8 @@ class EnqueueOptions:
             kept["timeout"] = self.timeout
         if self.unique_for is not None:
             kept["unique_for"] = self.unique_for.total_seconds()
+        if self.then is not None:
+            kept["then"] = self.then.plain()
         return kept or None
 
     def kept_json(self) -> str | None:
@@ -156,4 +160,5 @@ _CHECKS: dict[str, Any] = {
     "tags": _tags,
     "max_attempts": _max_attempts,
     "timeout": lambda value: seconds("timeout", value),
+    "then": as_step,
 }

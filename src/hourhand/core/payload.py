@@ -177,6 +177,7 @@ class Codec:
             else:
                 fields.append((parameter.name, hint, msgspec.field(default_factory=_always(parameter.default))))
         self.names = tuple(field[0] for field in fields)
+        self.required = frozenset(field[0] for field in fields if len(field) == 2)
         self._by_name = keyword_only or self.free_form
         self._empty = not fields and not self.free_form
         try:
@@ -208,6 +209,18 @@ class Codec:
             )
         self._check(encoded)
         return encoded.decode()
+
+    def encode_partly(self, arguments: Mapping[str, Any], later: tuple[str, ...]) -> str:
+        """JSON for some arguments, where the ones named in `later` come when it runs: then only names can be checked."""
+        if not later:
+            return self.encode(arguments)
+        unknown = set(arguments) - set(self.names)
+        missing = self.required - set(arguments) - set(later)
+        if unknown and not self.free_form:
+            raise InvalidPayload(self._explain(f"unknown argument `{min(unknown)}`"))
+        if missing:
+            raise InvalidPayload(self._explain(f"missing argument `{min(missing)}`"))
+        return encode_untyped(self.task, arguments)
 
     def _check(self, encoded: bytes | str) -> Any:
         try:

@@ -18,6 +18,8 @@ Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 class Registry:
     def __init__(self) -> None:
         self.tasks: dict[str, TaskDefinition] = {}
+        self.jobs: dict[str, Any] = {}
+        """Declared jobs: what was said about each."""
         self.middleware: list[Middleware] = []
         self.startup: list[Hook] = []
         self.shutdown: list[Hook] = []

@@ -26,8 +26,3 @@ def owner(shard: int, nodes: Collection[int]) -> int | None:
 def shards_of(node: int, nodes: Collection[int]) -> set[int]:
     """The shards that this node should own among these nodes."""
     return {shard for shard in range(SHARDS) if owner(shard, nodes) == node}
-
-
-def shard_of_job(job: int) -> int:
-    """Fixed for the job's life: neighbours in number are not neighbours in shard."""
-    return int.from_bytes(blake2b(job.to_bytes(8, "big"), digest_size=1).digest(), "big")

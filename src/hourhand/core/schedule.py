@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 
 from cronsim import CronSim, CronSimError
 
@@ -122,6 +123,21 @@ def parse_span(text: str) -> timedelta:
     return timedelta(seconds=total)
 
 
+def latest_firings(schedule: Schedule, after: datetime, until: datetime, most: int = 10_000) -> list[datetime]:
+    """The firings in (after, until]; of very many, about the last `most`, without going through all of them."""
+    found = list(islice(schedule.firings(after, until), most + 1))
+    if len(found) <= most:
+        return found
+    # What took this long at the start takes about as long at the end; if nothing is there, more.
+    stretch, latest = found[-1] - after, list[datetime]()
+    while not latest:
+        at = max(found[0], until - stretch)
+        while chunk := list(islice(schedule.firings(at, until), most)):
+            latest, at = [*latest, *chunk][-most:], chunk[-1]
+        stretch *= 4
+    return latest
+
+
 def interval_of(schedule: Schedule) -> timedelta:
     return parse_span(schedule.expression.removeprefix("every "))
 
@@ -150,12 +166,23 @@ def _parse_cron(text: str, timezone: str, dst: str, now: datetime) -> Schedule:
     try:
         parsed = _parsed(expression)
     except CronSimError as error:
+        if _reads([*fields[:-2], "*", fields[-1]]) and _reads([*fields[:-3], "*", *fields[-2:]]):
+            raise InvalidSchedule(f"{text!r} can never fire: there is no such date") from None
         raise InvalidSchedule(f"{text!r} is not a cron expression: {str(error).lower()}") from None
     expression = " ".join(parsed.parts if len(fields) == 6 else parsed.parts[1:])
     schedule = Schedule("cron", expression, timezone, dst)
     if schedule.next_after(now) is None:
         raise InvalidSchedule(f"{text!r} can never fire: there is no such date")
     return schedule
+
+
+def _reads(fields: list[str]) -> bool:
+    """Whether this is in order: with any month, every day exists."""
+    try:
+        _parsed(" ".join(fields))
+    except CronSimError:
+        return False
+    return True
 
 
 def _refuse_dialects(text: str, fields: list[str]) -> None:

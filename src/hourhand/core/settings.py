@@ -32,11 +32,16 @@ class Settings:
     poll: float = _setting(5.0, "HOURHAND_POLL", "seconds between two looks when no notification comes")
     max_result: int = _setting(256 * 1024, "HOURHAND_MAX_RESULT", "bytes of JSON up to which a run's result is kept")
 
+    retention: float = _setting(90.0, "HOURHAND_RETENTION", "days for which the history and the ledger are kept")
+    keep_finished: float = _setting(1.0, "HOURHAND_KEEP_FINISHED", "days for which a one-off job is kept after it has run")
+
     def __post_init__(self) -> None:
-        for name in ("lease", "grace", "poll"):
+        for name, unit in (("lease", "seconds"), ("grace", "seconds"), ("poll", "seconds"), ("retention", "days")):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ConfigurationError(f"{name} must be a positive number of seconds, not {value!r}")
+                raise ConfigurationError(f"{name} must be a positive number of {unit}, not {value!r}")
+        if not isinstance(self.keep_finished, (int, float)) or not 0 <= self.keep_finished < math.inf:
+            raise ConfigurationError(f"keep_finished must be a number of days, not {self.keep_finished!r}")
         if not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
         if self.grace * 2 > self.lease:

@@ -37,6 +37,8 @@ class Batch:
         self.deaths: list[tuple[int, int, float | None, str | None, str]] = []
         self.returns: list[tuple[int, int]] = []
         self.strangers: list[tuple[int, int]] = []
+        self.alone: set[int] = set()
+        """Runs whose end takes a lock that firing takes too: never two of them in one statement."""
 
     def __len__(self) -> int:
         return len(self.runs) + len(self.retries) + len(self.deaths) + len(self.returns) + len(self.strangers)
@@ -44,6 +46,15 @@ class Batch:
     def known(self) -> list[int]:
         parts = (self.retries, self.deaths, self.returns, self.strangers)
         return [*self.runs, *(one[0] for part in parts for one in part)]
+
+    def only(self, places: list[int]) -> Batch:
+        """Some of the endings."""
+        part = Batch(self.worker)
+        part.runs, part.tokens = [self.runs[one] for one in places], [self.tokens[one] for one in places]
+        part.started, part.finished = [self.started[one] for one in places], [self.finished[one] for one in places]
+        part.results = [self.results[one] for one in places]
+        part.endings = {run: self.endings[run] for run in part.runs if run in self.endings}
+        return part
 
 
 class Completer:
@@ -77,6 +88,8 @@ class Completer:
         batch.started.append(started)
         batch.finished.append(finished)
         batch.results.append(result)
+        if claim.options is not None:
+            self._note(claim)
         if not self._wake.is_set():
             self._wake.set()
 
@@ -92,15 +105,22 @@ class Completer:
         batch.finished.append(finished)
         batch.results.append(result)
         batch.endings[claim.run_number] = (outcome, _json(errors), reason)
+        self._note(claim)
         self._wake.set()
 
     def retry(self, claim: Claim, delay: float, started: float, errors: Any) -> None:
         self._batch.retries.append((claim.run_number, claim.token, delay, started, _json(errors) or "[]"))
+        self._note(claim)
         self._wake.set()
 
     def bury(self, claim: Claim, started: float | None, errors: Any, reason: str) -> None:
         self._batch.deaths.append((claim.run_number, claim.token, started, _json(errors), reason))
+        self._note(claim)
         self._wake.set()
+
+    def _note(self, claim: Claim) -> None:
+        if claim.options is not None and "overlap" in claim.options:
+            self._batch.alone.add(claim.run_number)
 
     def hand_back(self, claim: Claim) -> None:
         self._batch.returns.append((claim.run_number, claim.token))
@@ -155,19 +175,21 @@ class Completer:
         worker, gateway = batch.worker, self._gateway
         # Each part is forgotten as soon as it is written, so a retry repeats only the rest.
         if batch.runs:
-            accepted = await self._finish(batch)
+            accepted = []
+            for part in self._parts(batch):
+                accepted += await self._finish(part)
             self._count(batch.runs, accepted, again, worker)
             batch.runs = []
         if batch.retries:
             runs = [one[0] for one in batch.retries]
-            self._count(runs, await self._one_by_one(self._retry, worker, batch.retries), again, worker)
+            self._count(runs, await self._in_parts(self._retry, batch, batch.retries), again, worker)
             soon = min(one[2] for one in batch.retries) < 2
             batch.retries = []
             if soon:
                 await gateway.notify(["d"])
         if batch.deaths:
             runs = [one[0] for one in batch.deaths]
-            self._count(runs, await self._one_by_one(self._bury, worker, batch.deaths), again, worker)
+            self._count(runs, await self._in_parts(self._bury, batch, batch.deaths), again, worker)
             batch.deaths = []
         if batch.returns:
             runs, tokens = _columns(batch.returns)
@@ -178,6 +200,22 @@ class Completer:
             self._count(runs, await gateway.park(worker, runs, tokens), again, worker, 0)
             batch.strangers = []
 
+    @staticmethod
+    def _parts(batch: Batch) -> list[Batch]:
+        if not batch.alone:
+            return [batch]
+        together = [place for place, run in enumerate(batch.runs) if run not in batch.alone]
+        parts = [batch.only(together)] if together else []
+        return parts + [batch.only([place]) for place, run in enumerate(batch.runs) if run in batch.alone]
+
+    async def _in_parts(self, write: Write, batch: Batch, rows: list[Any]) -> list[int]:
+        together = [row for row in rows if row[0] not in batch.alone]
+        accepted = await self._one_by_one(write, batch.worker, together) if together else []
+        for row in rows:
+            if row[0] in batch.alone:
+                accepted += await self._one_by_one(write, batch.worker, [row])
+        return accepted
+
     async def _finish(self, batch: Batch) -> list[int]:
         try:
             return await self._finish_all(batch)
@@ -185,11 +223,7 @@ class Completer:
             # One result that PostgreSQL cannot store must not hold up the others.
             accepted: list[int] = []
             for place, run in enumerate(batch.runs):
-                one = Batch(batch.worker)
-                one.runs, one.tokens = [run], [batch.tokens[place]]
-                one.started, one.finished = [batch.started[place]], [batch.finished[place]]
-                one.results = [batch.results[place]]
-                one.endings = {run: batch.endings[run]} if run in batch.endings else {}
+                one = batch.only([place])
                 try:
                     accepted += await self._finish_all(one)
                 except StatementRefused:

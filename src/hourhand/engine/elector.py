@@ -22,11 +22,14 @@ class Elector:
         self._node = node
         self.held: dict[int, int] = {}
         """Shard to epoch."""
+        self.tzdata: dict[int, str] = {}
+        """With which release of the time zone rules a shard's next firings were computed."""
 
     async def run_once(self) -> set[int]:
         """One look around. Returns the shards that have come to this node."""
         me = self._node.id
         survey = await self._gateway.survey_shards()
+        self.tzdata = dict(enumerate(survey.tzdata))
         held = {shard: epoch for shard, epoch in enumerate(survey.epochs) if survey.owners[shard] == me}
         mine = shards_of(me, survey.live) if me in survey.live else set()
         surplus = sorted(held.keys() - mine)
@@ -41,6 +44,10 @@ class Elector:
             self.held.update(taken)
             log.info("shards.taken", node=me, shards=len(taken), held=len(self.held))
         return set(taken)
+
+    def strangers(self, release: str) -> dict[int, str]:
+        """Our shards that were computed with another release, and with which."""
+        return {shard: self.tzdata.get(shard, "") for shard in sorted(self.held) if self.tzdata.get(shard, "") != release}
 
     async def release_all(self) -> None:
         """An orderly end: others have them at once."""

@@ -18,7 +18,7 @@ import structlog
 
 from hourhand.core import failure, ids
 from hourhand.core.context import Context
-from hourhand.core.errors import Cancelled, HandlerTimeout, InvalidPayload
+from hourhand.core.errors import Cancelled, HandlerTimeout, InvalidPayload, PermanentFailure
 from hourhand.core.payload import check_report, dump
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
@@ -256,7 +256,7 @@ class Executor:
         if cause == "lost":
             log.warning("run.abandoned", run=active.context.run_id, task=claim.task, meaning="its claim was lost")
         elif error is None:
-            self._succeeded(active, result)
+            self._succeeded(active, definition, result)
         elif cause == "shutdown":
             self._completer.hand_back(claim)
         elif cause == "timeout":
@@ -271,10 +271,14 @@ class Executor:
         else:
             self._failed(active, definition, error)
 
-    def _succeeded(self, active: Active, result: Any) -> None:
+    def _succeeded(self, active: Active, definition: TaskDefinition, result: Any) -> None:
         text, remark = None, None
         if result is not None:
             text, remark = self._result(active, result)
+        if remark is not None and _passes_on(active.claim):
+            error = PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
+            self._failed(active, definition, error)
+            return
         now = self._node.clock.now()
         if remark is None and active.claim.errors is None:
             self._completer.succeed(active.claim, active.started, now, text)
@@ -346,3 +350,8 @@ class Executor:
     def _report(self, run: int, data: dict[str, Any]) -> None:
         check_report(data)
         self.progress[run] = {**self.progress.get(run, {}), **data}
+
+
+def _passes_on(claim: Claim) -> bool:
+    """Whether another run will be given this one's result."""
+    return claim.options is not None and bool(claim.options.get("then", {}).get("result"))

@@ -17,7 +17,7 @@ import contextlib
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
 from hourhand.engine.node import Node
 from hourhand.storage.database import Patience
@@ -31,6 +31,7 @@ MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
 TIDY_EVERY = 60.0
 PARTITIONS_EVERY = 3_600.0
+DAY = 86_400.0
 
 
 class Maintainer:
@@ -122,8 +123,31 @@ class Maintainer:
             if added:
                 log.info("history.partitions_added", partitions=added)
         if now >= self._tidy_at:
-            await self._gateway.tidy()
             self._tidy_at = now + TIDY_EVERY
+            await self._gateway.tidy()
+            await self.collect()
+            await self.forget()
+
+    async def collect(self) -> None:
+        """One-off jobs that have run, and schedules that no job has any more."""
+        jobs = await self._gateway.collect_jobs(self._settings.keep_finished * DAY, BATCH)
+        schedules = await self._gateway.collect_schedules(BATCH)
+        if jobs or schedules:
+            log.info("jobs.collected", jobs=jobs, schedules=schedules)
+
+    async def forget(self) -> None:
+        """History beyond its retention: whole days at once, and never at the price of keeping the queue waiting."""
+        kept = self._settings.retention * DAY
+        for part in await self._gateway.old_partitions(kept):
+            try:
+                await self._gateway.drop_partition(part)
+            except LockTimeout:
+                log.info("history.drop_postponed", partition=part, meaning="somebody reads it; tried again in a minute")
+                break
+            log.info("history.dropped", partition=part)
+        rows = await self._gateway.forget(kept, BATCH)
+        if rows:
+            log.info("history.forgotten", rows=rows)
 
     async def stop(self) -> None:
         if self._held:

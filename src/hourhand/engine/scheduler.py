@@ -12,14 +12,15 @@ import math
 import signal
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import islice
 
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
+from hourhand.core.schedule import latest_firings
 from hourhand.core.settings import Settings
 from hourhand.core.wheel import TimingWheel
+from hourhand.core.zones import tzdata_version
 from hourhand.engine.elector import Elector
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
@@ -35,6 +36,9 @@ BATCH = 2_000
 LATE = timedelta(seconds=1)
 """Beyond this a firing is judged by each job's own grace."""
 MOST_INSTANTS = 10_000
+SHARDS_AT_ONCE = 8
+LOCK_TIMEOUT = 0.3
+"""How long a batch waits for somebody's open transaction that changes one of its schedules' jobs."""
 CATCH_UP_RATE = 10.0
 """Runs a second and schedule at which RUN_ALL makes up for what was missed."""
 LARGE_CATCH_UP = 100
@@ -44,7 +48,7 @@ class Scheduler:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self.node = Node(database, settings, "scheduler", {})
-        self._gateway = ScheduleGateway(database.link("scheduler"))
+        self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
         self._shards = ScheduleGateway(database.link("elector"))
         self.elector = Elector(self._shards, self.node)
         self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
@@ -106,6 +110,7 @@ class Scheduler:
                 if now >= self._sweep_at:
                     taken = set(self.elector.held)
                     self._sweep_at = now + SWEEP_EVERY
+                await self._mind_zones()
                 if taken:
                     await self.load(sorted(taken))
                 patience.reset()
@@ -119,8 +124,32 @@ class Scheduler:
             self._look.clear()
 
     async def load(self, shards: Sequence[int]) -> None:
-        for schedule, _, due in await self._shards.near_schedules(shards, HORIZON):
-            self._hint(schedule, due)
+        """Hints for what these shards have soon; a few shards at a time, so that a million of them pass through lightly."""
+        for begin in range(0, len(shards), SHARDS_AT_ONCE):
+            for schedule, _, due in await self._shards.near_schedules(shards[begin : begin + SHARDS_AT_ONCE], HORIZON):
+                self._hint(schedule, due)
+
+    async def _mind_zones(self) -> None:
+        """What was computed with another release of the time zone rules is computed again."""
+        release = tzdata_version()
+        for shard, known in self.elector.strangers(release).items():
+            epoch = self.elector.held.get(shard)
+            if epoch is None:
+                continue
+            moves = []
+            for schedule, plan, stored, present in await self._shards.zoned_schedules(shard) if known else ():
+                fresh = plan.next_after(present)
+                if fresh is not None and fresh != stored:
+                    moves.append((schedule, stored, fresh))
+            if moves:
+                moved = await self._shards.move_schedules(self.node.id, shard, epoch, moves, f"tzdata {known} to {release}")
+                for one in moved:
+                    log.warning("job.moved", job=one.name, before=one.before.isoformat(), after=one.after.isoformat(),
+                                tzdata=release, meaning="the rules of its time zone changed")  # fmt: skip
+                for schedule, _, after in moves:
+                    self._hint(schedule, after.timestamp())
+            await self._shards.set_tzdata(self.node.id, shard, epoch, release)
+            self.elector.tzdata[shard] = release
 
     # What is due
 
@@ -155,7 +184,7 @@ class Scheduler:
                 continue
             next_at = one.schedule.next_after(one.due_at)
             if one.present - one.due_at <= LATE and (next_at is None or next_at > one.present):
-                plain.append(Planned(one.id, one.due_at, next_at))
+                plain.append(Planned(one.id, one.due_at, next_at, one.revision))
             else:
                 await self._fire_late(one, epochs)
         if plain:
@@ -166,6 +195,10 @@ class Scheduler:
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> set[int]:
         try:
             return await self._gateway.fire(self.node.id, epochs, plain)
+        except LockTimeout:
+            # Somebody's open transaction is changing one of these schedules' jobs; the others need not wait for it.
+            free = await self._gateway.free_schedules([one.id for one in plain])
+            return await self._gateway.fire(self.node.id, epochs, [one for one in plain if one.id in free])
         except StatementRefused as error:
             # The ledger has one of these instants already. One by one, so that only that one is left.
             log.error("firing.refused", error=str(error))
@@ -178,14 +211,18 @@ class Scheduler:
         return moved
 
     async def _fire_late(self, one: Hinted, epochs: dict[int, int]) -> None:
-        instants = list(islice(one.schedule.firings(one.due_at, one.present), MOST_INSTANTS))
-        last = instants[-1] if instants else one.due_at
-        planned = Planned(one.id, one.due_at, one.schedule.next_after(last))
-        answer = await self._gateway.fire_late(self.node.id, epochs, planned, [one.due_at, *instants], CATCH_UP_RATE)
-        if answer is not None and len(instants) >= LARGE_CATCH_UP:
-            log.warning("firing.catch_up", schedule=one.id, expression=one.schedule.expression, missed=len(instants) + 1,
-                        since=one.due_at.isoformat(), runs=answer[0])  # fmt: skip
-        self._again(planned, answer is not None)
+        missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
+        last = missed[-1] if missed else one.due_at
+        planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
+        try:
+            late = await self._gateway.fire_late(self.node.id, epochs, planned, [one.due_at, *missed], CATCH_UP_RATE)
+        except LockTimeout:
+            late = None
+        if late is not None and len(missed) >= LARGE_CATCH_UP and late.jobs:
+            log.warning("firing.catch_up", jobs=late.jobs, schedule=one.schedule.in_words(), since=one.due_at.isoformat(),
+                        missed=f"{'at least ' if len(missed) >= MOST_INSTANTS else ''}{len(missed) + 1}", runs=late.runs,
+                        meaning="nobody fired this for a long time; each job's missed_window decides")  # fmt: skip
+        self._again(planned, late is not None)
 
     def _again(self, planned: Planned, moved: bool) -> None:
         if not moved:
@@ -208,6 +245,9 @@ class Scheduler:
             if int(shard) in self.elector.held:
                 self._hint(int(schedule), float(due))
         elif kind == "o":
+            self._look.set()
+        elif kind == "l":
+            self._sweep_at = 0.0
             self._look.set()
         elif word == "d":
             self.maintainer.hear(word)

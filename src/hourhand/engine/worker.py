@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,6 +39,8 @@ class WorkerOptions:
     """Seconds that running handlers get to finish after SIGTERM."""
     reference: str | None = None
     """How a child process imports the app; found by itself when the app is in a module."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Shown with the node: which app, and which version of its declarations."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 10_000:
@@ -59,6 +61,7 @@ class Worker:
             "queues": sorted(options.queues) if options.queues is not None else None,
             "concurrency": options.concurrency,
             "tasks": sorted(registry.tasks),
+            **options.labels,
         }
         self.node = Node(database, settings, "worker", info)
         self.completer = Completer(queue_gateway(database, "completer"), 0)

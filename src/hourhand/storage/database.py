@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import asyncpg
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, EmbeddedServerError, StatementRefused
+from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, EmbeddedServerError, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
 from hourhand.storage import statements
 from hourhand.storage.embedded import EmbeddedServer
@@ -46,7 +46,6 @@ _LOST = (
 _AGAIN = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.InsufficientResourcesError,
     asyncpg.PostgresSystemError,
@@ -187,8 +186,8 @@ class Database:
         except asyncpg.PostgresError as error:
             raise DatabaseRefused(f"the database refused the connection: {error}") from error
 
-    def link(self, purpose: str) -> Link:
-        return Link(self, purpose)
+    def link(self, purpose: str, lock_timeout: float | None = None) -> Link:
+        return Link(self, purpose, lock_timeout)
 
     async def pool(self) -> asyncpg.Pool:
         if self._pool is None:
@@ -234,9 +233,10 @@ class Link:
     statement did before the loss is unknown, so only statements that may be repeated go here.
     """
 
-    def __init__(self, database: Database, purpose: str) -> None:
+    def __init__(self, database: Database, purpose: str, lock_timeout: float | None = None) -> None:
         self._database = database
         self._purpose = purpose
+        self._lock_timeout = "" if lock_timeout is None else f"lock_timeout = {int(lock_timeout * 1000)}"
         self._connection: asyncpg.Connection | None = None
         self.connected_at = 0.0
         """Monotonic time since which this connection has stood."""
@@ -247,15 +247,19 @@ class Link:
             if connection is None or connection.is_closed():
                 connection = self._connection = await self._database.connect(self._purpose)
                 self.connected_at = Clock.monotonic()
+                if self._lock_timeout and not self._database.pooler:
+                    await connection.execute(f"SET {self._lock_timeout}")
             if self._database.pooler:
                 # Nothing outlives a transaction here, the planner's settings included.
                 async with connection.transaction():
-                    await connection.execute(_SET_PLANNER)
+                    await connection.execute(_SET_PLANNER + (f"; SET LOCAL {self._lock_timeout}" if self._lock_timeout else ""))
                     return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
             return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
         except _LOST as error:
             self.drop()
             raise DatabaseUnavailable(_unreachable(error)) from error
+        except asyncpg.LockNotAvailableError as error:
+            raise LockTimeout(f"somebody's open transaction is in the way: {error}") from error
         except _AGAIN as error:
             raise DatabaseUnavailable(f"the database asks to try again: {error}") from error
         except asyncpg.PostgresError as error:

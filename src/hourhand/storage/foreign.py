@@ -1,21 +1,17 @@
-"""Enqueueing on a connection of the caller's, inside the caller's transaction.
+"""Statements on a connection of the caller's, inside the caller's transaction.
 
-The same SQL function on every driver: the run exists if and only if the caller commits. Which driver
-it is, is told by where the object's class comes from; none of them is imported here.
+The same statements on every driver: what they do exists if and only if the caller commits. Which driver it
+is, is told by where the object's class comes from; none of them is imported here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from hourhand.core.errors import InvalidOption
-
-_PARAMETERS = (
-    ("text", "jsonb", "text", "text", "interval", "timestamptz", "interval", "timestamptz", "text", "text[]", "jsonb")
-)  # fmt: skip
-Answer = tuple[int, bool]
-
 
 # By name, so that engines, pools and cursors, which are in no transaction of the caller's, do not pass.
 _DRIVERS = {
@@ -27,6 +23,7 @@ _DRIVERS = {
     },
     "django": {"BaseDatabaseWrapper": "django", "ConnectionProxy": "django"},
 }
+_ASYNC = ("asyncpg", "psycopg async", "sqlalchemy async")
 
 
 def driver_of(connection: Any) -> str:
@@ -40,47 +37,59 @@ def driver_of(connection: Any) -> str:
     )
 
 
-def _call(schema: str, placeholders: Sequence[str]) -> str:
-    # cast() instead of ::, which SQLAlchemy would take for a named parameter. JSON goes as text, because
-    # the caller may have taught the connection to encode jsonb itself.
-    texts = (f"cast({one} AS text)" if kind == "jsonb" else one for one, kind in zip(placeholders, _PARAMETERS, strict=True))
-    casts = ", ".join(f"cast({one} AS {kind})" for one, kind in zip(texts, _PARAMETERS, strict=True))
-    return f"SELECT run_id, duplicate FROM {schema}.enqueue({casts}, measured => true)"
+def must_be_awaited(connection: Any) -> bool:
+    return driver_of(connection) in _ASYNC
 
 
-async def enqueue_async(connection: Any, schema: str, arguments: Sequence[Any]) -> Answer:
+@lru_cache(maxsize=64)
+def _marked(statement: str, style: str) -> tuple[str, tuple[int, ...]]:
+    """The statement with the driver's own placeholders, and which argument goes into each."""
+    bare = re.sub(r"--[^\n]*", "", statement)
+    order = tuple(int(number) - 1 for number in re.findall(r"\$(\d+)", bare))
+    if style == "%s":
+        return re.sub(r"\$\d+", "%s", bare.replace("%", "%%")), order
+    # cast() instead of ::, which SQLAlchemy could take for a named parameter.
+    return re.sub(r"\$(\d+)((?:::[a-z0-9\[\]]+)+)", _cast, bare), order
+
+
+def _cast(match: re.Match[str]) -> str:
+    text = f":p{int(match[1]) - 1}"
+    for kind in match[2].split("::")[1:]:
+        text = f"cast({text} AS {kind})"
+    return text
+
+
+async def fetch_async(connection: Any, statement: str, arguments: Sequence[Any]) -> Any:
+    """The first row, as a sequence; None if there is none."""
     driver = driver_of(connection)
     if driver == "asyncpg":
-        marks = [f"${place}" for place in range(1, len(_PARAMETERS) + 1)]
-        row = await connection.fetchrow(_call(schema, marks), *arguments)
-    elif driver == "psycopg async":
+        return await connection.fetchrow(statement, *arguments)
+    if driver == "psycopg async":
+        text, order = _marked(statement, "%s")
         async with _cursor(connection) as cursor:
-            await cursor.execute(_call(schema, ["%s"] * len(_PARAMETERS)), list(arguments))
-            row = await cursor.fetchone()
-    elif driver == "sqlalchemy async":
-        row = (await connection.execute(*_sqlalchemy(connection, schema, arguments))).one()
-    else:
-        raise InvalidOption(f"this is a synchronous {driver} connection: use enqueue_sync(...)")
-    return int(row[0]), bool(row[1])
+            await cursor.execute(text, [arguments[place] for place in order])
+            return await cursor.fetchone()
+    if driver == "sqlalchemy async":
+        return (await connection.execute(*_sqlalchemy(connection, statement, arguments))).first()
+    raise InvalidOption(f"this is a synchronous {driver} connection: use the _sync form (enqueue_sync, add_sync)")
 
 
-def enqueue_sync(connection: Any, schema: str, arguments: Sequence[Any]) -> Answer:
+def fetch_sync(connection: Any, statement: str, arguments: Sequence[Any]) -> Any:
     driver = driver_of(connection)
-    marks = ["%s"] * len(_PARAMETERS)
+    if driver == "sqlalchemy":
+        return connection.execute(*_sqlalchemy(connection, statement, arguments)).first()
+    text, order = _marked(statement, "%s")
+    values = [arguments[place] for place in order]
     if driver == "psycopg":
         with _cursor(connection) as cursor:
-            row = cursor.execute(_call(schema, marks), list(arguments)).fetchone()
-    elif driver == "sqlalchemy":
-        row = connection.execute(*_sqlalchemy(connection, schema, arguments)).one()
-    elif driver == "django":
+            return cursor.execute(text, values).fetchone()
+    if driver == "django":
         if connection.vendor != "postgresql":
             raise InvalidOption(f"the Django connection goes to {connection.vendor}; Hourhand lives in PostgreSQL")
         with connection.cursor() as cursor:
-            cursor.execute(_call(schema, marks), list(arguments))
-            row = cursor.fetchone()
-    else:
-        raise InvalidOption(f"this is an asynchronous {driver.split()[0]} connection: use await enqueue(...)")
-    return int(row[0]), bool(row[1])
+            cursor.execute(text, values)
+            return cursor.fetchone()
+    raise InvalidOption(f"this is an asynchronous {driver.split()[0]} connection: use the form that is awaited (await enqueue)")
 
 
 def _cursor(connection: Any) -> Any:
@@ -90,11 +99,11 @@ def _cursor(connection: Any) -> Any:
     return connection.cursor(row_factory=tuple_row)
 
 
-def _sqlalchemy(connection: Any, schema: str, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+def _sqlalchemy(connection: Any, statement: str, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
     from sqlalchemy import text
 
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise InvalidOption(f"the SQLAlchemy connection goes to {dialect}; Hourhand lives in PostgreSQL")
-    names = [f"p{place}" for place in range(len(_PARAMETERS))]
-    return text(_call(schema, [f":{name}" for name in names])), dict(zip(names, arguments, strict=True))
+    marked, order = _marked(statement, ":p")
+    return text(marked), {f"p{place}": arguments[place] for place in order}

@@ -62,6 +62,22 @@ class MaintenanceGateway:
     async def add_partitions(self) -> int:
         return sum(row[0] for row in await self._link.fetch("add_partitions"))
 
+    async def old_partitions(self, seconds: float) -> list[str]:
+        return [row[0] for row in await self._link.fetch("old_partitions", seconds)]
+
+    async def drop_partition(self, part: str) -> None:
+        await self._link.fetch("drop_partition", part)
+
+    async def forget(self, seconds: float, limit: int) -> int:
+        """Rows beyond the retention that lie in no partition of their own."""
+        return int((await self._link.fetch("forget", seconds, limit))[0][0])
+
+    async def collect_jobs(self, seconds: float, limit: int) -> int:
+        return int((await self._link.fetch("collect_jobs", seconds, limit))[0][0])
+
+    async def collect_schedules(self, limit: int) -> int:
+        return int((await self._link.fetch("collect_schedules", limit))[0][0])
+
     async def close(self) -> None:
         await self._link.close()
 

@@ -15,6 +15,7 @@ class ShardSurvey:
     live: list[int]
     owners: list[int | None]
     epochs: list[int]
+    tzdata: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Hinted:
     shard: int
     schedule: Schedule
     due_at: datetime
+    revision: int
     present: datetime
 
 
@@ -35,6 +37,27 @@ class Planned:
     id: int
     due_at: datetime
     next_at: datetime | None
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What came of firing late."""
+
+    runs: int
+    left_out: int
+    """Jobs for which something was left out."""
+    jobs: list[str]
+    """A few of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A job whose next firing moved with the rules of its time zone."""
+
+    name: str
+    before: datetime
+    after: datetime
 
 
 class ScheduleGateway:
@@ -56,7 +79,7 @@ class ScheduleGateway:
 
     async def hinted_schedules(self, hints: Sequence[int]) -> list[Hinted]:
         return [
-            Hinted(row[0], row[1], Schedule(*row[2:7]), row[7], row[8])
+            Hinted(row[0], row[1], Schedule(*row[2:7]), row[7], row[8], row[9])
             for row in await self._link.fetch("hinted_schedules", hints)
         ]  # fmt: skip
 
@@ -65,17 +88,36 @@ class ScheduleGateway:
         rows = await self._link.fetch(
             "fire", node, list(epochs), list(epochs.values()),
             [one.id for one in planned], [one.due_at for one in planned], [one.next_at for one in planned],
+            [one.revision for one in planned],
         )  # fmt: skip
         return {row[0] for row in rows}
 
     async def fire_late(
         self, node: int, epochs: dict[int, int], planned: Planned, instants: Sequence[datetime], rate: float
-    ) -> tuple[int, int] | None:
-        """How many runs came of it, and for how many jobs something was left out; None if it did not move."""
+    ) -> Late | None:
+        """None if it did not move."""
         rows = await self._link.fetch(
-            "fire_late", node, list(epochs), list(epochs.values()), planned.id, planned.due_at, planned.next_at, instants, rate
-        )
-        return (rows[0]["runs"], rows[0]["left_out"]) if rows else None
+            "fire_late", node, list(epochs), list(epochs.values()), planned.id, planned.due_at, planned.next_at, instants, rate,
+            planned.revision,
+        )  # fmt: skip
+        return Late(*rows[0]) if rows else None
+
+    async def free_schedules(self, schedules: Sequence[int]) -> set[int]:
+        return {row[0] for row in await self._link.fetch("free_schedules", schedules)}
+
+    async def zoned_schedules(self, shard: int) -> list[tuple[int, Schedule, datetime, datetime]]:
+        """Each with its next firing as it is stored, and the present."""
+        rows = await self._link.fetch("zoned_schedules", shard)
+        return [(row[0], Schedule(*row[1:6]), row[6], row[7]) for row in rows]
+
+    async def move_schedules(
+        self, node: int, shard: int, epoch: int, moves: Sequence[tuple[int, datetime, datetime]], release: str
+    ) -> list[Moved]:
+        columns = [list(column) for column in zip(*moves, strict=True)]
+        return [Moved(*row) for row in await self._link.fetch("move_schedules", node, shard, epoch, *columns, release)]
+
+    async def set_tzdata(self, node: int, shard: int, epoch: int, release: str) -> None:
+        await self._link.fetch("set_tzdata", node, shard, epoch, release)
 
     async def close(self) -> None:
         await self._link.close()

@@ -6,26 +6,32 @@ import asyncio
 import atexit
 import ctypes
 import os
+import re
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from types import FrameType, SimpleNamespace, TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
 
 from hourhand.core.backoff import Retry
 from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, InvalidOption
+from hourhand.core.job import define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.registry import Hook, Middleware, Registry
 from hourhand.core.settings import settings_from
 from hourhand.core.task import check_name, define_task
+from hourhand.engine.scheduler import Scheduler
 from hourhand.engine.worker import Worker, WorkerOptions
-from hourhand.storage import foreign
+from hourhand.storage import foreign, statements
 from hourhand.storage.database import Database
 from hourhand.storage.enqueue import EnqueueGateway, call_arguments
+from hourhand.surfaces.deployment import Deployment
 from hourhand.surfaces.handle import RunHandle
+from hourhand.surfaces.jobs import Jobs
 from hourhand.surfaces.portal import Portal
 from hourhand.surfaces.task import Task
 from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs
@@ -33,6 +39,7 @@ from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Opened:
@@ -51,8 +58,11 @@ class Hourhand:
     """
 
     def __init__(
-        self, database_url: str | None = None, *, schema: str | None = None, data: str | Path | None = None, **settings: Any
-    ) -> None:
+        self, database_url: str | None = None, *, name: str | None = None, schema: str | None = None,
+        data: str | Path | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.name = check_name("app", name or _module_of(sys._getframe(1)))
+        """Whose declared jobs are whose, where several apps share a database. Default: the module that makes the app."""
         self.settings = settings_from(os.environ, database_url=database_url, schema=schema, data=data, **settings)
         self.registry = Registry()
         self._opened: dict[asyncio.AbstractEventLoop, Opened] = {}
@@ -64,6 +74,7 @@ class Hourhand:
         self.dead = Dead(self._database, self.registry)
         self.queues = Queues(self._database)
         self.nodes = Nodes(self._database)
+        self.jobs = Jobs(self)
 
     def configure(self, **given: Any) -> None:
         """Override settings before the database is opened: what the command line says wins."""
@@ -102,6 +113,42 @@ class Hourhand:
             return Task(self, definition, EnqueueOptions())
 
         return declare if function is None else declare(function)
+
+    def cron(
+        self, expression: str, *, name: str | None = None, task: Mapping[str, Any] | None = None, **options: Any
+    ) -> TaskDecorator:
+        """Declare a job in code: `@app.cron("0 9 * * 1", timezone="America/New_York")` on a function or a task.
+
+        Options are those of `app.jobs.add`; `task` holds those of `@app.task` where a plain function is decorated. The job's
+        name is the task's unless `name` gives another. Declared jobs are added, changed and removed when the code is deployed.
+        """
+        return self._declare(expression, name, task, options)
+
+    def every(
+        self, interval: str | float | timedelta, *, name: str | None = None, task: Mapping[str, Any] | None = None, **options: Any
+    ) -> TaskDecorator:
+        """The same for an interval: `@app.every("90s")`, counted from when the job is first deployed, or from `anchor`."""
+        span = interval.total_seconds() if isinstance(interval, timedelta) else interval
+        text = f"every {span:g}s" if isinstance(span, (int, float)) else f"every {span.removeprefix('every ')}"
+        return self._declare(text, name, task, options)
+
+    def _declare(self, schedule: str, name: str | None, task: Mapping[str, Any] | None, options: dict[str, Any]) -> TaskDecorator:
+        def declare(function: Any) -> Task[..., Any]:
+            if isinstance(function, Task):
+                if task:
+                    raise ConfigurationError(f"{function.name} is a task already; say {', '.join(task)} in its @app.task")
+                made: Task[..., Any] = function
+            else:
+                made = self.task(**(task or {}))(function)
+            job = name or made.name
+            given = job_options({"task": made.name, "schedule": schedule, **options})
+            # While the module is being imported, not when it is deployed.
+            define_job(job, given, now=_LONG_AGO, registry=self.registry)
+            if self.registry.jobs.setdefault(job, given) != given:
+                raise ConfigurationError(f"two jobs are declared as {job!r}; give one of them another name")
+            return made
+
+        return cast("TaskDecorator", declare)
 
     def middleware(self, function: Middleware) -> Middleware:
         """`async def mw(ctx, call_next)`: around every run; the first declared is the outermost."""
@@ -144,7 +191,8 @@ class Hourhand:
     async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
         if options.connection is not None:
             await self._make_queue(arguments[2])
-            number, duplicate = await foreign.enqueue_async(options.connection, self.settings.schema, arguments)
+            row = await foreign.fetch_async(options.connection, self._enqueue_statement, (*arguments, True))
+            number, duplicate = int(row[0]), bool(row[1])
         else:
             number, duplicate = await (await self._open()).gateway.enqueue(arguments)
         return RunHandle(self, number, duplicate)
@@ -153,9 +201,13 @@ class Hourhand:
         if options.connection is not None:
             if arguments[2] not in self._queues_made:
                 self.sync(self._make_queue(arguments[2]))
-            number, duplicate = foreign.enqueue_sync(options.connection, self.settings.schema, arguments)
-            return RunHandle(self, number, duplicate)
+            row = foreign.fetch_sync(options.connection, self._enqueue_statement, (*arguments, True))
+            return RunHandle(self, int(row[0]), bool(row[1]))
         return self.sync(self._enqueue(arguments, options))
+
+    @property
+    def _enqueue_statement(self) -> str:
+        return statements.load(self.settings.schema)["enqueue"]
 
     async def _make_queue(self, queue: str) -> None:
         """Outside of the caller's transaction, which would keep everybody else from the new queue."""
@@ -232,10 +284,32 @@ class Hourhand:
     async def work(
         self, *, queues: list[str] | None = None, concurrency: int = 50, shutdown_grace: float = 25.0, handle_signals: bool = True
     ) -> None:
-        """Run a worker here, until SIGTERM or Ctrl-C."""
-        options = WorkerOptions(queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace)
+        """Run a worker here, until SIGTERM or Ctrl-C. The jobs this app declares are brought into force."""
+        options = WorkerOptions(
+            queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace, labels=self.deployment.labels
+        )  # fmt: skip
         worker = Worker(await self._database(), self.settings, self.registry, options)
-        await worker.run(handle_signals=handle_signals)
+        async with self.deployment.kept():
+            await worker.run(handle_signals=handle_signals)
+
+    async def schedule(self, *, handle_signals: bool = True) -> None:
+        """Run a scheduler here, until SIGTERM or Ctrl-C: it fires what is due, and runs none of it."""
+        scheduler = Scheduler(await self._database(), self.settings)
+        async with self.deployment.kept():
+            await scheduler.run(handle_signals=handle_signals)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The declared jobs of this code, and bringing them into force."""
+        return Deployment(self)
+
+
+def _module_of(frame: FrameType) -> str:
+    module = str(frame.f_globals.get("__name__", "app"))
+    if module == "__main__":
+        spec = frame.f_globals.get("__spec__")
+        module = spec.name if spec is not None else Path(str(frame.f_globals.get("__file__", "app"))).stem
+    return re.sub(r"[^A-Za-z0-9_.:-]", "-", module.removesuffix(".__main__")).lstrip("_.:-")[:100] or "app"
 
 
 class TaskDecorator:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
+from hourhand.core.chain import Step
 from hourhand.core.errors import InvalidOption
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.task import TaskDefinition
@@ -41,7 +44,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Any) -> Task[P, R]:
         """The same task with enqueue options: delay, at, expires, queue, priority, key, unique_for, tags,
-        max_attempts, timeout, connection."""
+        max_attempts, timeout, then, connection."""
         return Task(self._app, self._definition, merge(self._options, options))
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
@@ -68,6 +71,22 @@ class Task(Generic[P, R]):
 
     def enqueue_many_sync(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
         return self._app.sync(self.enqueue_many(payloads))
+
+    def step(self, **payload: Any) -> Step:
+        """This task as the next step of a chain: `first.options(then=second.step(table="x")).enqueue()`.
+
+        If the function has a parameter `result` that is not given here, it receives the result of the step before.
+        """
+        definition, options = self._definition, self._options
+        takes = "result" in definition.codec.names and "result" not in payload
+        text = definition.codec.encode_partly(payload, ("result",) if takes else ())
+        if options.key is not None or options.at is not None or options.connection is not None or options.expires is not None:
+            raise InvalidOption("a step of a chain can have queue, priority, delay, tags, max_attempts, timeout and then")
+        return Step(
+            definition.name, msgspec.json.decode(text), "result" if takes else None, options.queue or definition.queue,
+            options.priority or definition.priority, options.delay.total_seconds() if options.delay else None, options.tags,
+            options.kept(),
+        )  # fmt: skip
 
     def _call(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         definition, options = self._definition, self._options

@@ -81,9 +81,9 @@ class Runs(_Verbs):
         database = await self._open()
         # Between two looks the run may move from one table to the next; it cannot escape for ever.
         for _ in range(5):
-            if await database.fetch("cancel_pending", number, reason):
+            if await database.fetchval("cancel_pending", number, reason):
                 return "cancelled"
-            if await database.fetch("cancel_running", number, reason):
+            if await database.fetchval("cancel_running", number, reason):
                 return "asked"
             run = await self.show(number)
             if run.finished:
@@ -100,8 +100,9 @@ class Runs(_Verbs):
                 raise NotPossible(f"{run.run_id} stays dead: another live run holds its key {run.key!r}")
             return run.run_id
         if run.state == "delayed":
-            await database.fetch("hurry_run", number)
-            return run.run_id
+            if await database.fetch("hurry_run", number):
+                return run.run_id
+            raise NotPossible(f"{run.run_id} waits for the run of its job before it to end; cancel that one instead")
         if run.state in FINISHED:
             fresh = await database.fetchval("repeat_run", number)
             if fresh is None:

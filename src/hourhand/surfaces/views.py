@@ -113,6 +113,88 @@ class NodeView:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job, and when it fires next."""
+
+    job_id: str
+    name: str
+    state: str
+    """`active`, `paused` or `finished`."""
+    task: str
+    schedule: str
+    timezone: str
+    in_words: str
+    next_run_at: datetime | None
+    queue: str
+    priority: str
+    payload: Any
+    dst: str
+    anchor: datetime | None
+    missed_window: str
+    max_missed: int
+    misfire_grace: float
+    overlap: str
+    flexible_window: float
+    start_at: datetime | None
+    end_at: datetime | None
+    max_runs: int | None
+    fired: int | None
+    """How many of `max_runs` it has had."""
+    max_attempts: int | None
+    timeout: float | None
+    tags: tuple[str, ...]
+    then: tuple[str, ...]
+    """The tasks that follow a success, in order."""
+    declared_by: str | None
+    created_at: datetime
+    updated_at: datetime
+    active_since: datetime
+    paused_at: datetime | None
+    version: int
+    shard: int
+    outcome: str | None = None
+    """Of `add` and `update`: `added`, `unchanged` or `replaced`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    run_id: str | None
+    outcome: str
+    """`started`, `held` (it waits for the run before it), or `skipped` (that one has not ended)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    job: JobView
+    started: int
+    """Runs for what was missed during the pause."""
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAdded:
+    added: int
+    replaced: int
+    unchanged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Whether every firing that was expected of a job has exactly one recorded outcome."""
+
+    expected: int
+    unexplained: tuple[datetime, ...]
+    doubles: tuple[datetime, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.unexplained and not self.doubles
+
+
 class EnqueuedRuns(Sequence[str]):
     """The ids of many runs, spelled out only when looked at."""
 

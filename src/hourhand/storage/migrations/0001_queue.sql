@@ -74,7 +74,8 @@ CREATE TABLE hourhand.ready (
 CREATE INDEX ready_run ON hourhand.ready (run_id) WHERE run_id <> seq;
 CREATE INDEX ready_expiry ON hourhand.ready (expires_at) WHERE expires_at IS NOT NULL;
 
--- Runs due later: delays and retries. Promoted with a new place in their lane.
+-- Runs due later: delays and retries. Promoted with a new place in their lane. One that waits for another run of its job
+-- to end is due at infinity.
 CREATE TABLE hourhand.delayed (
     due_at       timestamptz NOT NULL,
     run_id       bigint PRIMARY KEY,
@@ -95,6 +96,7 @@ CREATE TABLE hourhand.delayed (
         autovacuum_vacuum_cost_delay = 1);
 
 CREATE INDEX delayed_due ON hourhand.delayed (due_at);
+CREATE INDEX delayed_held ON hourhand.delayed (job_id, run_id) WHERE due_at = 'infinity';
 CREATE INDEX delayed_expiry ON hourhand.delayed (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Runs that met a worker without their task's code: off everybody's claim path,
@@ -201,6 +203,7 @@ CREATE TABLE hourhand.dead (
 
 CREATE INDEX dead_died ON hourhand.dead (died_at);
 CREATE INDEX dead_task ON hourhand.dead (task, died_at);
+CREATE INDEX dead_job ON hourhand.dead (job_id, scheduled_at) WHERE job_id IS NOT NULL;
 
 -- key= is unique for its task while the run is live (expires_at is infinity), and
 -- for unique_for after it.
@@ -342,7 +345,11 @@ BEGIN
         WHERE options ? name AND NOT CASE WHEN jsonb_typeof(options->name) = 'number'
                                           THEN (options->name)::numeric BETWEEN least AND most ELSE false END;
         bad := coalesce(bad, (SELECT format('%s is not known', name) FROM jsonb_object_keys(options) AS name
-                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for') LIMIT 1));
+                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for', 'then') LIMIT 1));
+        IF bad IS NULL AND options ? 'then' AND (jsonb_typeof(options->'then') <> 'object'
+                OR coalesce(options->'then'->>'task', '') !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$') THEN
+            bad := 'then must be an object that names a task';
+        END IF;
         IF bad IS NOT NULL THEN
             RAISE EXCEPTION 'the option %', bad USING ERRCODE = 'invalid_parameter_value';
         END IF;
@@ -387,23 +394,38 @@ BEGIN
     END IF;
 END $$;
 
--- A day's partition of the history. Rows of that day which came before it are moved in.
--- Somebody's long look at the history must not make the queue wait behind this: it gives up after a second.
-CREATE FUNCTION hourhand.add_partition(day date) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
+-- A day's partition of a table that has one for each day (by `scheduled_at`). Rows of that day which came before it
+-- are moved in. Somebody's long look at the history must not make the queue wait behind this: it gives up after a second.
+CREATE FUNCTION hourhand.add_partition(parent text, day date) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
-    part text := format('runs_%s', to_char(day, 'YYYYMMDD'));
+    part text := format('%s_%s', parent, to_char(day, 'YYYYMMDD'));
     first timestamptz := day::timestamp AT TIME ZONE 'UTC';
     beyond timestamptz := (day + 1)::timestamp AT TIME ZONE 'UTC';
 BEGIN
     IF to_regclass(format('hourhand.%I', part)) IS NOT NULL THEN
         RETURN false;
     END IF;
-    EXECUTE format('CREATE TABLE hourhand.%I (LIKE hourhand.runs INCLUDING ALL)', part);
+    EXECUTE format('CREATE TABLE hourhand.%I (LIKE hourhand.%I INCLUDING ALL)', part, parent);
     EXECUTE format('ALTER TABLE hourhand.%I SET (autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.5)', part);
-    EXECUTE format('WITH moved AS (DELETE FROM hourhand.runs_default WHERE scheduled_at >= %L AND scheduled_at < %L RETURNING *)
-                    INSERT INTO hourhand.%I SELECT * FROM moved', first, beyond, part);
-    EXECUTE format('ALTER TABLE hourhand.runs ATTACH PARTITION hourhand.%I FOR VALUES FROM (%L) TO (%L)', part, first, beyond);
+    EXECUTE format('WITH moved AS (DELETE FROM hourhand.%I WHERE scheduled_at >= %L AND scheduled_at < %L RETURNING *)
+                    INSERT INTO hourhand.%I SELECT * FROM moved', parent || '_default', first, beyond, part);
+    EXECUTE format('ALTER TABLE hourhand.%I ATTACH PARTITION hourhand.%I FOR VALUES FROM (%L) TO (%L)', parent, part, first, beyond);
     RETURN true;
 END $$;
 
-SELECT hourhand.add_partition(((now() AT TIME ZONE 'UTC')::date + ahead)::date) FROM generate_series(-1, 3) AS ahead;
+-- The partitions that lie wholly before an instant, oldest first.
+CREATE FUNCTION hourhand.old_partitions(parent text, before timestamptz) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+    SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = format('hourhand.%I', parent)::regclass AND c.relname ~ ('^' || parent || '_\d{8}$')
+      AND (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' <= before
+    ORDER BY c.relname
+$$;
+
+-- Gone for good. Dropping needs its parent for itself for a moment: who reads or writes just now is not made to wait
+-- long behind it, and it is tried again later.
+CREATE FUNCTION hourhand.drop_partition(part text) RETURNS void LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    EXECUTE format('DROP TABLE IF EXISTS hourhand.%I', part);
+END $$;
+
+SELECT hourhand.add_partition('runs', ((now() AT TIME ZONE 'UTC')::date + ahead)::date) FROM generate_series(-1, 3) AS ahead;

@@ -13,8 +13,8 @@ SELECT 'ready', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, 
        payload, options, errors, NULL, NULL, NULL
 FROM hourhand.ready WHERE run_id = $1 AND run_id <> seq
 UNION ALL
-SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, due_at, NULL, NULL, expires_at, NULL, key, tags,
-       payload, options, errors, NULL, NULL, NULL
+SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, nullif(due_at, 'infinity'), NULL, NULL, expires_at,
+       NULL, key, tags, payload, options, errors, NULL, NULL, CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
 FROM hourhand.delayed WHERE run_id = $1
 UNION ALL
 SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, NULL, NULL, NULL, expires_at, NULL, key, tags,
@@ -46,7 +46,8 @@ SELECT * FROM (
        AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
-    (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, due_at, NULL, NULL, NULL, key, tags, NULL
+    (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity'), NULL, NULL, NULL, key, tags,
+            CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
      FROM hourhand.delayed
      WHERE ($1::text[] IS NULL OR 'delayed' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
        AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
@@ -79,36 +80,10 @@ SELECT * FROM (
 ORDER BY run_id DESC LIMIT $7;
 
 -- name: cancel_pending
--- A run that has not started ends at once.
-WITH from_ready AS (
-    DELETE FROM hourhand.ready WHERE ctid = ANY (ARRAY(
-        SELECT r.ctid FROM hourhand.queues q CROSS JOIN generate_series(0, 3) AS class
-        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.ready WHERE lane = q.id * 4 + class AND seq = $1 AND run_id = $1 LIMIT 1) AS r
-        UNION ALL
-        SELECT ctid FROM hourhand.ready WHERE run_id = $1 AND run_id <> seq))
-    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors),
-from_delayed AS (
-    DELETE FROM hourhand.delayed WHERE run_id = $1
-    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors),
-from_parked AS (
-    DELETE FROM hourhand.parked WHERE run_id = $1
-    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors)
-INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, lane, outcome, attempt, task, payload, key,
-                           tags, options, errors, reason)
-SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), lane, 'cancelled', attempt, task, payload, key,
-       tags, options, errors, coalesce($2, 'cancelled')
-FROM (SELECT * FROM from_ready UNION ALL SELECT * FROM from_delayed UNION ALL SELECT * FROM from_parked) AS stopped
-RETURNING run_id;
+SELECT hourhand.cancel_pending($1, $2);
 
 -- name: cancel_running
--- A run that is being executed is asked to stop; its worker hears at once, or at its next heartbeat.
-WITH asked AS (
-    INSERT INTO hourhand.cancels (run_id, reason)
-    SELECT r.run_id, $2 FROM hourhand.nodes n
-    CROSS JOIN LATERAL (SELECT run_id FROM hourhand.running WHERE worker_id = n.id AND run_id = $1 LIMIT 1) AS r
-    ON CONFLICT (run_id) DO UPDATE SET reason = excluded.reason
-    RETURNING run_id)
-SELECT run_id, pg_notify('hourhand', 'c:' || run_id) FROM asked;
+SELECT hourhand.ask_to_stop($1, $2);
 
 -- name: list_dead
 SELECT run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, started_at, died_at AS finished_at, worker_id AS node, key, tags,
@@ -181,7 +156,7 @@ RETURNING run_id;
 -- name: repeat_run
 -- A new run like one that ended, with the same payload and options.
 WITH old AS (
-    SELECT task, payload, lane, tags, options - 'unique_for' AS options FROM hourhand.runs WHERE run_id = $1 AND payload IS NOT NULL),
+    SELECT task, payload, lane, tags, options - '{unique_for,overlap}'::text[] AS options FROM hourhand.runs WHERE run_id = $1 AND payload IS NOT NULL),
 fresh AS (
     INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, tags, options)
     SELECT number, number, clock_timestamp(), lane, task, payload, tags, nullif(options, '{}')
@@ -191,7 +166,7 @@ SELECT run_id, hourhand.wake(lane, seq) FROM fresh;
 
 -- name: hurry_run
 -- A delayed run becomes due now.
-UPDATE hourhand.delayed SET due_at = clock_timestamp() WHERE run_id = $1 RETURNING run_id, pg_notify('hourhand', 'd');
+UPDATE hourhand.delayed SET due_at = clock_timestamp() WHERE run_id = $1 AND due_at < 'infinity' RETURNING run_id, pg_notify('hourhand', 'd');
 
 -- name: list_queues
 WITH ready AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.ready GROUP BY 1),

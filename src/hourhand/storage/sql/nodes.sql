@@ -44,7 +44,7 @@ duty AS (
     WHERE d.node = excluded.node OR NOT EXISTS (SELECT FROM holder WHERE alive AND NOT ours)
     RETURNING true)
 SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fresh) AS held,
-       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed) AS next_in,
+       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed WHERE due_at < 'infinity') AS next_in,
        EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
            OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
            OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now()) AS expired,
@@ -129,7 +129,8 @@ told AS (
     SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
     FROM (SELECT lane, min(seq) AS first FROM moved GROUP BY lane) AS lanes)
 SELECT (SELECT count(*) FROM moved) AS moved,
-       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed WHERE due_at > now()) AS next_in
+       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed
+        WHERE due_at > now() AND due_at < 'infinity') AS next_in
 FROM told;
 
 -- name: expire
@@ -180,4 +181,58 @@ SELECT (SELECT count(*) FROM old_keys) AS keys, (SELECT count(*) FROM old_cancel
        (SELECT count(*) FROM old_progress) AS progress, (SELECT count(*) FROM old_nodes) AS nodes;
 
 -- name: add_partitions
-SELECT hourhand.add_partition(((now() AT TIME ZONE 'UTC')::date + ahead)::date) FROM generate_series(0, 3) AS ahead;
+SELECT hourhand.add_partition(parent, ((now() AT TIME ZONE 'UTC')::date + ahead)::date)
+FROM unnest(ARRAY['runs', 'firings']) AS parent, generate_series(0, 3) AS ahead;
+
+-- name: old_partitions
+SELECT hourhand.old_partitions(parent, now() - make_interval(secs => $1)) FROM unnest(ARRAY['runs', 'firings']) AS parent;
+
+-- name: drop_partition
+SELECT hourhand.drop_partition($1);
+
+-- name: forget
+-- What is older than is kept and lies in no day's partition: a run for a day long past (a backfill) counts by its end.
+WITH old_runs AS (
+    DELETE FROM hourhand.runs_default WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.runs_default WHERE finished_at < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1),
+old_firings AS (
+    DELETE FROM hourhand.firings_default WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.firings_default WHERE fired_at < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1),
+old_decisions AS (
+    DELETE FROM hourhand.decisions WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.decisions WHERE decided_at < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1),
+old_spans AS (
+    DELETE FROM hourhand.spans WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.spans WHERE until < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1)
+SELECT (SELECT count(*) FROM old_runs) + (SELECT count(*) FROM old_firings) + (SELECT count(*) FROM old_decisions)
+     + (SELECT count(*) FROM old_spans) AS rows;
+
+-- name: collect_jobs
+-- One-off jobs whose instant was $1 seconds ago, and whose runs have all ended.
+WITH over AS MATERIALIZED (
+    SELECT j.id, j.schedule_id FROM (
+        SELECT id FROM hourhand.schedules
+        WHERE next_run_at IS NULL AND kind = 'once' AND anchor < now() - make_interval(secs => $1) ORDER BY anchor LIMIT $2) AS s
+    CROSS JOIN LATERAL (SELECT id, schedule_id FROM hourhand.jobs WHERE schedule_id = s.id AND paused_at IS NULL OFFSET 0) AS j),
+busy AS MATERIALIZED (
+    SELECT job_id FROM hourhand.ready WHERE job_id IN (SELECT id FROM over)
+    UNION ALL SELECT job_id FROM hourhand.delayed WHERE job_id IN (SELECT id FROM over)
+    UNION ALL SELECT job_id FROM hourhand.parked WHERE job_id IN (SELECT id FROM over)
+    UNION ALL SELECT job_id FROM hourhand.running WHERE job_id IN (SELECT id FROM over)),
+gone AS (
+    DELETE FROM hourhand.jobs WHERE ctid = ANY (ARRAY(
+        SELECT j.ctid FROM (SELECT id FROM over WHERE id NOT IN (SELECT job_id FROM busy)) AS idle
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.jobs WHERE id = idle.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j))
+    RETURNING id, schedule_id),
+uncounted AS (
+    DELETE FROM hourhand.counters WHERE job_id IN (SELECT id FROM gone) RETURNING 1),
+left_behind AS (
+    INSERT INTO hourhand.loose (schedule_id) SELECT DISTINCT schedule_id FROM gone RETURNING 1)
+SELECT count(*) FROM gone;
+
+-- name: collect_schedules
+SELECT hourhand.collect_schedules($1);

@@ -4,7 +4,9 @@
 
 -- name: enqueue
 -- One run; the function holds every rule, so that all languages share them.
-SELECT run_id, duplicate, lane FROM hourhand.enqueue($1, $2::text::jsonb, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::jsonb, $12, true);
+SELECT run_id, duplicate, lane FROM hourhand.enqueue(
+    $1::text, $2::text::jsonb, $3::text, $4::text, $5::interval, $6::timestamptz, $7::interval, $8::timestamptz, $9::text, $10::text[],
+    $11::text::jsonb, $12::boolean, true);
 
 -- name: enqueue_plain
 -- One run with nothing special about it, which is most of them: what the function would insert.

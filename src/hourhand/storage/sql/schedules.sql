@@ -11,7 +11,8 @@ SELECT ARRAY(SELECT n.id FROM hourhand.nodes n
              WHERE n.kind = 'scheduler' AND n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()
                AND (NOT n.session OR n.id IN (SELECT node FROM locks)) ORDER BY n.id) AS live,
        ARRAY(SELECT owner FROM hourhand.shards ORDER BY shard) AS owners,
-       ARRAY(SELECT epoch FROM hourhand.shards ORDER BY shard) AS epochs;
+       ARRAY(SELECT epoch FROM hourhand.shards ORDER BY shard) AS epochs,
+       ARRAY(SELECT coalesce(tzdata, '') FROM hourhand.shards ORDER BY shard) AS tzdata;
 
 -- name: take_shards
 -- Shards that nobody owns, or whose owner is not among the live $3 any more. Not for a node that was itself declared dead.
@@ -37,43 +38,67 @@ CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
-SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, clock_timestamp() AS present
+SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id AND next_run_at IS NOT NULL LIMIT 1) AS s;
 
+-- name: free_schedules
+-- Those among $1 that nobody holds at this moment.
+SELECT id FROM hourhand.schedules WHERE id = ANY ($1::bigint[]) FOR NO KEY UPDATE SKIP LOCKED;
+
 -- name: fire
--- Node $1 fires schedules ($4), due at $5, to be due again at $6, in shards $2 held under the epochs $3. One
--- statement: the shards' rows are locked against a change of hands and their epochs compared; a schedule moves
--- only from the very instant it was planned for, and only if the database's clock says it is due; the ledger
--- and the runs follow from what moved.
+-- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
+-- under the epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a
+-- schedule moves only from the very instant it was planned for, and only if the database's clock says it is due; the
+-- ledger and the runs follow from what moved.
 WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
     WHERE s.owner = $1 FOR SHARE OF s),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
-    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, due_at, next_at), fence
-    WHERE s.id = planned.id AND s.shard = fence.shard AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision), fence
+    WHERE s.id = planned.id AND s.shard = fence.shard AND s.revision = planned.revision
+      AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
     RETURNING s.id, planned.due_at, fence.epoch),
 chosen AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, j.*
     FROM moved m CROSS JOIN LATERAL (
-        SELECT id AS job_id, lane, task, payload, tags, options FROM hourhand.jobs
-        WHERE schedule_id = m.id AND state = 'active' AND active_since <= m.due_at
+        SELECT id AS job_id, lane, task, payload, tags, options, overlap, max_runs, flexible,
+               overlap IS NOT NULL OR max_runs IS NOT NULL AS special
+        FROM hourhand.jobs
+        WHERE schedule_id = m.id AND active_since <= m.due_at AND (paused_at IS NULL OR paused_at > m.due_at)
           AND (start_at IS NULL OR start_at <= m.due_at) AND (end_at IS NULL OR end_at > m.due_at) OFFSET 0) AS j),
 started AS (
     INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
     SELECT number, number, job_id, due_at, clock_timestamp(), lane, task, payload, tags, options
-    FROM (SELECT nextval('hourhand.run_numbers') AS number, * FROM chosen) AS numbered
+    FROM (SELECT nextval('hourhand.run_numbers') AS number, * FROM chosen WHERE NOT special AND flexible = 0) AS numbered
     RETURNING lane, seq),
+spread AS (
+    INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
+    SELECT due_at + hourhand.flexible_delay(job_id, flexible), nextval('hourhand.run_numbers'), job_id, due_at, clock_timestamp(),
+           lane, task, payload, tags, options
+    FROM chosen WHERE NOT special AND flexible > 0
+    RETURNING run_id),
+single AS MATERIALIZED (
+    SELECT c.schedule_id, one.run_id
+    FROM (SELECT * FROM chosen WHERE special ORDER BY job_id) AS c
+    CROSS JOIN LATERAL hourhand.fire_one(c.job_id, c.due_at, c.due_at + hourhand.flexible_delay(c.job_id, c.flexible), c.lane, c.task,
+                                         c.payload, c.tags, c.options, c.overlap, c.max_runs) AS one),
+made AS (
+    SELECT schedule_id, sum(runs) AS runs FROM (
+        SELECT schedule_id, count(*) AS runs FROM chosen WHERE NOT special GROUP BY schedule_id
+        UNION ALL SELECT schedule_id, count(run_id) FROM single GROUP BY schedule_id) AS parts
+    GROUP BY schedule_id),
 ledger AS (
-    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, count, fired_at, epoch, node, runs, outcome)
-    SELECT m.id, m.due_at, m.due_at, 1, clock_timestamp(), m.epoch, $1, coalesce(c.runs, 0), 'fired'
-    FROM moved m LEFT JOIN (SELECT schedule_id, count(*) AS runs FROM chosen GROUP BY schedule_id) AS c ON c.schedule_id = m.id
+    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, fired_at, epoch, count, node, runs, late)
+    SELECT m.id, m.due_at, m.due_at, clock_timestamp(), m.epoch, 1, $1, coalesce(made.runs, 0), false
+    FROM moved m LEFT JOIN made ON made.schedule_id = m.id
     RETURNING schedule_id),
 told AS (
-    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
-    FROM (SELECT lane, min(seq) AS first FROM started GROUP BY lane) AS lanes)
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
+        UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
 SELECT ledger.schedule_id FROM ledger, told;
 
 -- name: fire_late
@@ -87,18 +112,20 @@ WITH fence AS (
     WHERE s.owner = $1 FOR SHARE OF s),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = $6
-    FROM fence WHERE s.id = $4 AND s.shard = fence.shard AND s.next_run_at = $5 AND $5::timestamptz <= clock_timestamp()
+    FROM fence
+    WHERE s.id = $4 AND s.shard = fence.shard AND s.revision = $9 AND s.next_run_at = $5 AND $5::timestamptz <= clock_timestamp()
     RETURNING s.id, fence.epoch),
 judged AS MATERIALIZED (
     SELECT j.*, instants.at, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace) AS missed,
            row_number() OVER (PARTITION BY j.job_id, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace)
                               ORDER BY instants.at DESC) AS place
     FROM moved m CROSS JOIN LATERAL (
-        SELECT id AS job_id, lane, task, payload, tags, options, missed_window, max_missed, misfire_grace, active_since, start_at, end_at
-        FROM hourhand.jobs WHERE schedule_id = m.id AND state = 'active' OFFSET 0) AS j
+        SELECT id AS job_id, name, lane, task, payload, tags, options, missed_window, max_missed, misfire_grace, active_since,
+               paused_at, start_at, end_at, overlap, max_runs, flexible, overlap IS NOT NULL OR max_runs IS NOT NULL AS special
+        FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
     CROSS JOIN unnest($7::timestamptz[]) AS instants (at)
-    WHERE j.active_since <= instants.at AND (j.start_at IS NULL OR j.start_at <= instants.at)
-      AND (j.end_at IS NULL OR j.end_at > instants.at)),
+    WHERE j.active_since <= instants.at AND (j.paused_at IS NULL OR j.paused_at > instants.at)
+      AND (j.start_at IS NULL OR j.start_at <= instants.at) AND (j.end_at IS NULL OR j.end_at > instants.at)),
 chosen AS MATERIALIZED (
     SELECT *, missed AND missed_window = 'RUN_ALL' AS drained FROM judged
     WHERE NOT missed OR place <= CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END),
@@ -106,14 +133,21 @@ started AS (
     INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
     SELECT number, number, job_id, at, clock_timestamp(), lane, task, payload, tags, options
     FROM (SELECT nextval('hourhand.run_numbers') AS number, ordered.*
-          FROM (SELECT * FROM chosen WHERE NOT drained ORDER BY at, job_id) AS ordered) AS numbered
+          FROM (SELECT * FROM chosen WHERE NOT special AND NOT drained AND flexible = 0 ORDER BY at, job_id) AS ordered) AS numbered
     RETURNING lane, seq),
 spread AS (
     INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
-    SELECT clock_timestamp() + make_interval(secs => turn / $8::float8), nextval('hourhand.run_numbers'), job_id, at,
-           clock_timestamp(), lane, task, payload, tags, options
-    FROM (SELECT row_number() OVER (ORDER BY at, job_id) - 1 AS turn, * FROM chosen WHERE drained) AS queue
+    SELECT CASE WHEN drained THEN clock_timestamp() + make_interval(secs => turn / $8::float8)
+                ELSE at + hourhand.flexible_delay(job_id, flexible) END,
+           nextval('hourhand.run_numbers'), job_id, at, clock_timestamp(), lane, task, payload, tags, options
+    FROM (SELECT row_number() OVER (PARTITION BY drained ORDER BY at, job_id) - 1 AS turn, *
+          FROM chosen WHERE NOT special AND (drained OR flexible > 0)) AS queue
     RETURNING run_id),
+single AS MATERIALIZED (
+    SELECT one.run_id
+    FROM (SELECT * FROM chosen WHERE special ORDER BY job_id, at) AS c
+    CROSS JOIN LATERAL hourhand.fire_one(c.job_id, c.at, c.at + hourhand.flexible_delay(c.job_id, c.flexible), c.lane, c.task,
+                                         c.payload, c.tags, c.options, c.overlap, c.max_runs) AS one),
 left_out AS (
     INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
     SELECT job_id, min(at), max(at), count(*), CASE missed_window WHEN 'RUN_ONCE' THEN 'coalesced' ELSE 'skipped' END,
@@ -123,14 +157,48 @@ left_out AS (
     FROM judged WHERE missed AND place > CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END
     GROUP BY job_id, missed_window
     RETURNING job_id),
+totals AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM chosen WHERE NOT special) + (SELECT count(run_id) FROM single) AS runs),
 ledger AS (
-    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, count, fired_at, epoch, node, runs, outcome)
-    SELECT m.id, $5, (SELECT max(at) FROM unnest($7::timestamptz[]) AS at), cardinality($7::timestamptz[]), clock_timestamp(),
-           m.epoch, $1, (SELECT count(*) FROM chosen), 'late'
-    FROM moved m
+    INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, fired_at, epoch, count, node, runs, late)
+    SELECT m.id, $5, (SELECT max(at) FROM unnest($7::timestamptz[]) AS at), clock_timestamp(), m.epoch,
+           cardinality($7::timestamptz[]), $1, totals.runs, true
+    FROM moved m, totals
     RETURNING schedule_id),
 told AS (
     SELECT count(pg_notify('hourhand', word)) FROM (
         SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
         UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
-SELECT ledger.schedule_id, (SELECT count(*) FROM chosen) AS runs, (SELECT count(*) FROM left_out) AS left_out FROM ledger, told;
+SELECT totals.runs, (SELECT count(*) FROM left_out) AS left_out,
+       ARRAY(SELECT DISTINCT name FROM judged ORDER BY name LIMIT 5) AS jobs
+FROM ledger, told, totals;
+
+-- name: zoned_schedules
+-- The cron schedules of a shard that go by a zone's clock and are still ahead.
+SELECT id, kind, expression, timezone, dst, anchor, next_run_at, clock_timestamp() AS present
+FROM hourhand.schedules
+WHERE shard = $1 AND kind = 'cron' AND timezone <> 'UTC' AND next_run_at > clock_timestamp() + interval '5 seconds';
+
+-- name: move_schedules
+-- New time zone rules: schedules $4 of shard $2 (held under the epoch $3 by node $1) move from $5 to $6. On record for each
+-- of their jobs.
+WITH fence AS (
+    SELECT s.shard FROM hourhand.shards s WHERE s.shard = $2 AND s.epoch = $3 AND s.owner = $1 FOR SHARE OF s),
+moved AS (
+    UPDATE hourhand.schedules s SET next_run_at = planned.after_
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, before_, after_), fence
+    WHERE s.id = planned.id AND s.shard = fence.shard AND s.next_run_at = planned.before_
+    RETURNING s.id, planned.before_, planned.after_),
+noted AS (
+    INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
+    SELECT j.id, m.before_, m.before_, 0, 'moved',
+           format('the rules of its time zone changed (%s): the next firing is at %s instead', $7::text,
+                  to_char(m.after_ AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+    FROM moved m CROSS JOIN LATERAL (SELECT id FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
+    ON CONFLICT DO NOTHING RETURNING job_id)
+SELECT j.name, m.before_, m.after_ FROM moved m
+CROSS JOIN LATERAL (SELECT name FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
+WHERE (SELECT count(*) FROM noted) >= 0 ORDER BY j.name;
+
+-- name: set_tzdata
+UPDATE hourhand.shards SET tzdata = $4 WHERE shard = $2 AND epoch = $3 AND owner = $1;

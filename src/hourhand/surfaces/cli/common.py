@@ -26,7 +26,9 @@ from hourhand.core.errors import (
     InvalidOption,
     InvalidPayload,
     InvalidSchedule,
+    JobConflict,
     NotPossible,
+    UnknownJob,
     UnknownRun,
 )
 from hourhand.engine.reference import load_app
@@ -104,9 +106,9 @@ def tell(error: HourhandError | asyncpg.PostgresError) -> Exit:
 
 
 def _code(error: HourhandError | asyncpg.PostgresError) -> Exit:
-    if isinstance(error, UnknownRun):
+    if isinstance(error, (UnknownRun, UnknownJob)):
         return Exit.NOT_FOUND
-    if isinstance(error, NotPossible):
+    if isinstance(error, (NotPossible, JobConflict)):
         return Exit.NOT_POSSIBLE
     if isinstance(error, DatabaseUnavailable):
         return Exit.UNAVAILABLE

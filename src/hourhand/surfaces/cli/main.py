@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hourhand.surfaces.cli import dead, doctor, nodes, process, queues, runs, schedule
+from hourhand.surfaces.cli import dead, doctor, jobs, nodes, process, queues, runs, schedule, why
 
 cli = typer.Typer(
     name="hourhand",
@@ -35,9 +35,12 @@ def _root(
 
 cli.command("up")(process.up)
 cli.command("worker")(process.worker)
+cli.command("scheduler")(process.scheduler)
 cli.command("migrate")(process.migrate)
 cli.command("next")(schedule.next_firings)
+cli.command("why")(why.why)
 cli.command("doctor")(doctor.doctor)
+cli.add_typer(jobs.commands, name="jobs")
 cli.add_typer(runs.commands, name="runs")
 cli.add_typer(dead.commands, name="dead")
 cli.add_typer(queues.commands, name="queues")

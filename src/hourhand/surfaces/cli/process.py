@@ -1,8 +1,9 @@
-"""The commands that run things: `up`, `worker`, `migrate`."""
+"""The commands that run things: `up`, `worker`, `scheduler`, `migrate`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable, HourhandError
 from hourhand.core.settings import Settings
 from hourhand.engine.logs import configure_logs
+from hourhand.engine.scheduler import Scheduler
 from hourhand.engine.supervisor import Supervisor, watch_parent
 from hourhand.engine.worker import Worker, WorkerOptions
 from hourhand.storage.database import Database, Patience
@@ -43,6 +45,10 @@ Concurrency = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, he
 Processes = Annotated[int, typer.Option("--processes", min=1, max=256, help="Worker processes.")]
 Grace = Annotated[float, typer.Option("--grace", min=0, help="Seconds that running handlers get to finish after SIGTERM.")]
 Format = Annotated[LogFormat, typer.Option("--log-format", help="How log lines look.")]
+Retention = Annotated[
+    float | None,
+    typer.Option("--retention", min=0.01, help="Days for which history is kept. Default: 90.", envvar="HOURHAND_RETENTION"),
+]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="The least important lines to show.")]
 
 
@@ -52,13 +58,14 @@ def worker(
     concurrency: Concurrency = 50,
     processes: Processes = 1,
     grace: Grace = 25.0,
+    retention: Retention = None,
     database_url: Url = None,
     data: Data = None,
     schema: Schema = None,
     log_format: Format = LogFormat.console,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Run the jobs of an app.
+    """Run the jobs of an app. The jobs it declares in code are brought into force.
 
     SIGTERM or Ctrl-C: no new runs, running ones finish within the grace period, the rest is handed back
     with no attempt charged. A second one hands back at once.
@@ -71,8 +78,11 @@ def worker(
         raise typer.BadParameter("names no queue; leave it out to serve all of them", param_hint="--queues")
 
     def work() -> None:
-        options = WorkerOptions(queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app)
         loaded = make_app(app, database_url, data, schema)
+        loaded.configure(retention=retention)
+        options = WorkerOptions(
+            queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels
+        )
         if not loaded.registry.tasks:
             raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
         if processes > 1:
@@ -85,6 +95,35 @@ def worker(
     polite(work)
 
 
+def scheduler(
+    app: Annotated[
+        str | None,
+        typer.Option("--app", help="An app, as module:name or file.py:name, whose declared jobs are brought into force."),
+    ] = None,
+    retention: Retention = None,
+    database_url: Url = None,
+    data: Data = None,
+    schema: Schema = None,
+    log_format: Format = LogFormat.console,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Fire what is due, and run none of it. Start as many as you like: they share the work.
+
+    Each fires its part of the jobs; when one is killed, the others have its part within seconds. SIGTERM or
+    Ctrl-C hands it over at once.
+
+    Example: hourhand scheduler
+    """
+    configure_logs(log_format.value, log_level.value)
+
+    def schedule() -> None:
+        loaded = make_app(app, database_url, data, schema)
+        loaded.configure(retention=retention)
+        _run(_schedule(loaded, deploy=app is not None))
+
+    polite(schedule)
+
+
 def up(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where /healthz answers.", envvar="HOURHAND_PORT")] = 8080,
     data: Data = None,
@@ -92,12 +131,13 @@ def up(
     concurrency: Concurrency = 50,
     processes: Processes = 1,
     grace: Grace = 5.0,
+    retention: Retention = None,
     database_url: Url = None,
     schema: Schema = None,
     log_format: Format = LogFormat.console,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Everything on this machine, in one process tree: database, schema, workers.
+    """Everything on this machine, in one process tree: database, schema, scheduler, workers.
 
     Without --app a small demo runs. Without a database URL the embedded PostgreSQL is started. Ctrl-C
     stops all of it.
@@ -113,8 +153,10 @@ def up(
             loaded.configure(data=default_data())
         if loaded.settings.data is not None:
             loaded.configure(data=loaded.settings.data.absolute())
+        loaded.configure(retention=retention)
         command = _worker_command(reference, loaded.settings, None, concurrency, grace, log_format, log_level)
-        supervisor = Supervisor([command] * processes, loaded.settings.environment())
+        commands = [_scheduler_command(log_format, log_level), *[command] * processes]
+        supervisor = Supervisor(commands, loaded.settings.environment())
         _run(_up(loaded, supervisor, port, demo=app is None, console=log_format is LogFormat.console))
 
     polite(start)
@@ -157,8 +199,26 @@ async def _work(app: Hourhand, options: WorkerOptions) -> None:
         worker = Worker(database, app.settings, app.registry, options)
         watcher = asyncio.create_task(watch_parent(worker.ask_to_stop))
         try:
-            async with app:  # handlers enqueue through it
+            async with app, app.deployment.kept():  # handlers enqueue through it
                 await worker.run(handle_signals=True)
+        finally:
+            watcher.cancel()
+    finally:
+        await database.close()
+
+
+async def _schedule(app: Hourhand, *, deploy: bool) -> None:
+    database = Database(app.settings)
+    await _open_patiently(database)
+    try:
+        one = Scheduler(database, app.settings)
+        watcher = asyncio.create_task(watch_parent(one.ask_to_stop))
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if deploy:
+                    await stack.enter_async_context(app)
+                    await stack.enter_async_context(app.deployment.kept())
+                await one.run(handle_signals=True)
         finally:
             watcher.cancel()
     finally:
@@ -188,7 +248,9 @@ async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, c
             nodes = await app.nodes.list()
         except HourhandError as error:
             return {"status": "unavailable", "reason": str(error)}
-        return {"status": "ok" if nodes else "starting", "workers": len(nodes)}
+        workers = sum(one.kind == "worker" for one in nodes)
+        schedulers = sum(one.kind == "scheduler" for one in nodes)
+        return {"status": "ok" if workers and schedulers else "starting", "workers": workers, "schedulers": schedulers}
 
     try:
         health = await serve_health("127.0.0.1", port, check)
@@ -225,9 +287,9 @@ def _banner(settings: Settings, port: int, demo: bool) -> None:
     err.print(f"[bold]Hourhand[/] is up: {where}")
     err.print(f"  health  http://127.0.0.1:{port}/healthz")
     prefix = "" if settings.database_url else _data_hint(settings)
-    err.print(f"  look    hourhand runs list{prefix}    hourhand dead list{prefix}    hourhand nodes list{prefix}")
+    err.print(f"  look    hourhand jobs list{prefix}    hourhand runs list{prefix}    hourhand nodes list{prefix}")
     if demo:
-        err.print("  demo    a few sample runs; your own app: hourhand up --app module:name")
+        err.print("  demo    a few sample jobs and runs; your own app: hourhand up --app module:name")
     err.print("  stop    Ctrl-C\n")
 
 
@@ -242,6 +304,10 @@ def _worker_command(
         sys.executable, "-m", "hourhand", "worker", "--app", app, "--concurrency", str(concurrency), "--grace", str(grace),
         "--log-format", log_format.value, "--log-level", level.value, *(["--queues", queues] if queues else []),
     ]  # fmt: skip
+
+
+def _scheduler_command(log_format: LogFormat, level: LogLevel) -> list[str]:
+    return [sys.executable, "-m", "hourhand", "scheduler", "--log-format", log_format.value, "--log-level", level.value]
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,165 @@
+"""Adding and changing jobs, on our own connections or inside a transaction of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Protocol
+
+import asyncpg
+import msgspec
+
+from hourhand.core.errors import InvalidOption, JobConflict
+from hourhand.core.fairness import lane_of
+from hourhand.core.job import JobDefinition
+from hourhand.storage import foreign
+from hourhand.storage.database import Database
+
+CHUNK = 10_000
+_SOON = timedelta(seconds=3)
+_COLUMNS = (
+    "id", "schedule_id", "active_since", "start_at", "end_at", "created_at", "updated_at", "lane", "max_missed", "misfire_grace",
+    "flexible", "max_runs", "shard", "name", "task", "payload", "missed_window", "overlap", "tags", "options",
+)  # fmt: skip
+Progress = Callable[[int], None]
+
+
+class Door(Protocol):
+    """Where a statement goes through."""
+
+    async def row(self, name: str, *arguments: Any) -> Any: ...
+
+
+class OwnDoor:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def row(self, name: str, *arguments: Any) -> Any:
+        return await self._database.fetchrow(name, *arguments)
+
+
+class CallersDoor:
+    """On a connection that is awaited."""
+
+    def __init__(self, connection: Any, sql: dict[str, str]) -> None:
+        self._connection, self._sql = connection, sql
+
+    async def row(self, name: str, *arguments: Any) -> Any:
+        return await foreign.fetch_async(self._connection, self._sql[name], arguments)
+
+
+class CallersSyncDoor:
+    """On a connection that is not: nothing here ever waits for the event loop, so `run_now` can drive it."""
+
+    def __init__(self, connection: Any, sql: dict[str, str]) -> None:
+        self._connection, self._sql = connection, sql
+
+    async def row(self, name: str, *arguments: Any) -> Any:
+        return foreign.fetch_sync(self._connection, self._sql[name], arguments)
+
+
+def run_now(work: Any) -> Any:
+    """The result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    work.close()
+    raise AssertionError("a synchronous call waited for the event loop")
+
+
+async def present(door: Door) -> datetime:
+    """The database's clock: due-ness is nobody else's to say."""
+    row = await door.row("present")
+    instant: datetime = row[0]
+    return instant
+
+
+async def put_job(door: Door, job: JobDefinition, lane: int, now: datetime, *, replace: bool, expected: int | None = None) -> str:
+    """`added`, `unchanged` or `replaced`; a conflict is an error."""
+    plain = msgspec.json.encode(job.plain(lane, now)).decode()
+    outcome = str((await door.row("put_job", plain, replace, expected))[1])
+    if outcome == "conflict":
+        raise JobConflict(f"there is a job {job.name!r} with another definition; replace=True changes it")
+    return outcome
+
+
+class BulkJobs:
+    """Jobs by COPY, all of them or none. Those whose name is taken go the ordinary way, one by one."""
+
+    def __init__(self, database: Database, connection: asyncpg.Connection, lane: Callable[[str], Awaitable[int]]) -> None:
+        self._sql = database.sql
+        self._schema = database.schema
+        self._connection = connection
+        self._lane = lane
+
+    async def put(self, jobs: Iterator[JobDefinition], replace: bool, progress: Progress) -> dict[str, int]:
+        counts = {"added": 0, "replaced": 0, "unchanged": 0}
+        while chunk := list(islice(jobs, CHUNK)):
+            names = {job.name for job in chunk}
+            if len(names) < len(chunk):
+                raise InvalidOption(f"the name {_twice(chunk)!r} comes twice")
+            taken = {row[0] for row in await self._connection.fetch(self._sql["taken_names"], list(names))}
+            fresh = [job for job in chunk if job.name not in taken]
+            if fresh:
+                await self._copy(fresh)
+                counts["added"] += len(fresh)
+            door = CallersDoor(self._connection, self._sql)
+            for job in chunk:
+                if job.name in taken:
+                    now = await present(door)
+                    outcome = await put_job(door, job, await self._lane_of(job), now, replace=replace)
+                    counts[outcome] += 1
+            progress(len(chunk))
+        # One word for all of them: every scheduler looks at its shards.
+        await self._connection.execute(self._sql["notify"], ["l"])
+        return counts
+
+    async def _lane_of(self, job: JobDefinition) -> int:
+        return lane_of(await self._lane(job.queue), job.priority)
+
+    async def _copy(self, jobs: Sequence[JobDefinition]) -> None:
+        connection, sql = self._connection, self._sql
+        now: datetime = await connection.fetchval(sql["present"])
+        places = [(row[0], row[1]) for row in await connection.fetch(sql["reserve_jobs"], len(jobs))]
+        rows = {}
+        for job, (_, shard) in zip(jobs, places, strict=True):
+            one = job.schedule
+            key = (shard, one.kind, one.expression, one.timezone, one.dst, one.anchor)
+            if key not in rows:
+                rows[key] = job.first_run_at(now)
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        await connection.execute(sql["make_schedules"], *columns, list(rows.values()))
+        numbers = [row[0] for row in await connection.fetch(sql["schedule_numbers"], *columns)]
+        if len(numbers) < len(rows):
+            raise InvalidOption("a schedule was removed while its jobs were being added; try again")
+        schedules = dict(zip(rows, numbers, strict=True))
+        records, soon = [], []
+        for job, (number, shard) in zip(jobs, places, strict=True):
+            one = job.schedule
+            schedule = schedules[shard, one.kind, one.expression, one.timezone, one.dst, one.anchor]
+            active = now
+            if one.kind == "once" and one.anchor is not None:
+                active = min(now, one.anchor)
+                if one.anchor < now + _SOON:
+                    soon.append((number, schedule))
+            records.append((
+                number, schedule, active, job.start_at, job.end_at, now, now, await self._lane_of(job), job.max_missed,
+                job.misfire_grace, job.flexible_window, job.max_runs, shard, job.name, job.task, job.payload, job.missed_window,
+                None if job.overlap == "allow" else job.overlap, list(job.tags) or None,
+                None if job.options is None else msgspec.json.encode(job.options).decode(),
+            ))  # fmt: skip
+        try:
+            await connection.copy_records_to_table("jobs", schema_name=self._schema, columns=_COLUMNS, records=records)
+        except asyncpg.UniqueViolationError as error:
+            raise JobConflict(f"somebody else is adding one of these jobs at this moment: {error.detail}") from None
+        if soon:
+            # Fired at this very moment, without them, perhaps: then they start by themselves.
+            await connection.execute(sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
+            await connection.fetch(sql["late_jobs"], [number for number, _ in soon])
+
+
+def _twice(jobs: Sequence[JobDefinition]) -> str:
+    seen: set[str] = set()
+    return next(job.name for job in jobs if job.name in seen or seen.add(job.name))  # type: ignore[func-returns-value]
