@@ -34,7 +34,13 @@ class Mutant:
     new: str
     test: str
     every: bool = False
+    also: tuple[tuple[str, str, str], ...] = ()
+    """Further replacements, each a file, what is there, and what comes instead."""
 
+
+FLEET = "tests/cluster/test_schedulers.py -k every_firing_once"
+NO_EPOCH = ("ON held.shard = s.shard AND held.epoch = s.epoch\n    WHERE s.owner = $1", "ON held.shard = s.shard\n    WHERE true")
+NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
 
 MUTANTS = [
     Mutant("no claim token in any transition", QUEUE, " AND token = mine.token", "",
@@ -73,8 +79,7 @@ MUTANTS = [
            "tests/db/test_claim.py -k whatever_the_statistics"),
     Mutant("cancel requests forgotten by recovery and heartbeat", NODES, "ARRAY(SELECT c.run_id FROM hourhand.cancels c JOIN hourhand.running r ON r.worker_id = $1 AND r.run_id = c.run_id)",
            "ARRAY(SELECT 0::bigint WHERE false)", "tests/db/test_worker.py -k next_heartbeat"),
-    Mutant("no epoch check in firing", FIRING, "ON held.shard = s.shard AND held.epoch = s.epoch\n    WHERE s.owner = $1",
-           "ON held.shard = s.shard\n    WHERE true", "tests/db/test_firing.py -k deposed"),
+    Mutant("no epoch check in firing", FIRING, *NO_EPOCH, "tests/db/test_firing.py -k deposed"),
     Mutant("the shard is not locked while firing", FIRING, " FOR SHARE OF s", "", "tests/db/test_firing.py -k change_of_hands"),
     Mutant("schedules move from wherever they are", FIRING, "AND s.next_run_at = planned.due_at AND", "AND",
            "tests/db/test_firing.py -k from_one_plan"),
@@ -83,6 +88,29 @@ MUTANTS = [
     Mutant("wheel and local clock trusted", FIRING, " AND planned.due_at <= clock_timestamp()", "", "tests/db/test_firing.py -k not_due"),
     Mutant("shards taken from the living", FIRING, "(owner IS NULL OR owner <> ALL ($3::integer[]))", "true",
            "tests/db/test_firing.py -k willing"),
+    Mutant("fleet: no epoch check", FIRING, *NO_EPOCH, FLEET),
+    Mutant("fleet: wheel trusted without a second look", FIRING, *NOT_DUE, FLEET,
+           also=((f"{ENGINE}/scheduler.py", "if one.due_at > one.present:", "if False:"),)),
+    Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=(
+        ("src/hourhand/storage/schedules.py", "row[7], row[8], row[9])", "row[7], row[8], Clock().instant())"),
+        ("src/hourhand/storage/schedules.py", "from hourhand.core.schedule import Schedule", "from hourhand.core.clock import Clock\nfrom hourhand.core.schedule import Schedule"))),
+    Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=(
+        (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),
+        (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"))),
+    Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
+    Mutant("a job leaves without its due firing", SCHEDULES, "            PERFORM hourhand.fire_one(old.id, pending, pending +", "            PERFORM 1 WHERE (old.id, pending) IS NULL; -- PERFORM (pending +",
+           "tests/db/test_policies.py -k not_lost_when", also=((SCHEDULES, "                                      old.payload, old.tags, old.options, old.overlap, old.max_runs);\n            IF boundary", "            IF boundary"),)),
+    Mutant("two runs at once in spite of overlap", SCHEDULES, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
+    Mutant("the next in the queue is forgotten", SCHEDULES, "    IF number IS NULL THEN\n        DELETE FROM hourhand.live", "    IF true THEN\n        DELETE FROM hourhand.live",
+           "tests/db/test_policies.py -k lets_the_next"),
+    Mutant("a resume forgets the pause", SCHEDULES, "    started := cardinality(chosen);", "    started := 0; left_out := 0; RETURN;", "tests/db/test_policies.py -k treats_the_pause"),
+    Mutant("chains end", SCHEDULES, "WHEN (NEW.options ? 'then' AND", "WHEN (false AND", "tests/db/test_chains.py -k one_transaction"),
+    Mutant("schedules collected under open transactions", SCHEDULES, "        PERFORM FROM hourhand.schedules WHERE id = one FOR UPDATE SKIP LOCKED;", "        PERFORM FROM hourhand.schedules WHERE id = one;",
+           "tests/db/test_jobs_api.py -k somebodys_open"),
+    Mutant("an audit that sees nothing", "src/hourhand/core/account.py", "        return Line(at, UNEXPLAINED,", '        return Line(at, "fired",', "tests/db/test_ledger.py -k lost_run"),
+    Mutant("a process of the old version deploys", "src/hourhand/surfaces/deployment.py", "    if seen and current_lives:", "    if False:", "tests/db/test_deployment.py -k restarts"),
+    Mutant("backfills made twice", SCHEDULES, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
+           "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/jobs.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
 ]  # fmt: skip
 
 
@@ -98,10 +126,11 @@ def main() -> int:
             copy = Path(directory) / "project"
             ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", ".hypothesis")
             shutil.copytree(PROJECT, copy, ignore=ignored)
-            file = copy / mutant.file
-            text = file.read_text()
-            assert mutant.old in text, f"{mutant.name}: {mutant.file} no longer has the text it breaks"
-            file.write_text(text.replace(mutant.old, mutant.new, -1 if mutant.every else 1))
+            for name, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.also):
+                file = copy / name
+                text = file.read_text()
+                assert old in text, f"{mutant.name}: {name} no longer has the text it breaks"
+                file.write_text(text.replace(old, new, -1 if mutant.every else 1))
             console.print(f"[dim]{mutant.name} …[/]")
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.test.split()],

@@ -65,7 +65,7 @@ class Fleet:
     def worker(self, *arguments: str, **environment: str) -> Process:
         return self.start("worker", "--app", "tests.support.jobs:app", *arguments, **environment)
 
-    def start(self, *arguments: str, **environment: str) -> Process:
+    def start(self, *arguments: str, module: str = "hourhand", **environment: str) -> Process:
         log = self.directory / f"process-{len(self.processes)}.log"
         settings = {
             "HOURHAND_DATABASE_URL": self.url, "HOURHAND_SCHEMA": self.schema,
@@ -73,7 +73,7 @@ class Fleet:
         }  # fmt: skip
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hourhand", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=PROJECT, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 env={**os.environ, **settings, **environment}, start_new_session=True,
             )  # fmt: skip

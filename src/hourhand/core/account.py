@@ -19,7 +19,6 @@ from hourhand.core.schedule import Schedule
 MOMENT = timedelta(microseconds=1)
 ON_TIME = timedelta(seconds=2)
 UNEXPLAINED = "unexplained"
-BY_HAND = ("triggered", "backfilled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,8 @@ class Trace:
     reason: str | None
     due_at: datetime | None
     ahead: int | None
+    by_hand: str | None
+    """`triggered` or `backfilled`: no schedule asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,10 @@ class Facts:
 class Account:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        own = {one.run for one in facts.decisions if one.outcome in BY_HAND and one.run is not None}
         self._traces: dict[datetime, list[Trace]] = defaultdict(list)
         self._extra: list[Trace] = []
         for trace in facts.traces:
-            if trace.run in own:
+            if trace.by_hand:
                 self._extra.append(trace)
             else:
                 self._traces[trace.scheduled_at].append(trace)
@@ -156,9 +156,8 @@ class Account:
 
     def by_hand(self) -> list[Line]:
         """Runs that no schedule asked for."""
-        reasons = {one.run: one for one in self._facts.decisions if one.outcome in BY_HAND}
         return [
-            Line(one.scheduled_at, one.state, f"{reasons[one.run].reason} ({reasons[one.run].outcome})", ids.run_id(one.run))
+            Line(one.scheduled_at, one.state, f"{one.by_hand} by hand; {one.reason or one.state}", ids.run_id(one.run))
             for one in self._extra
         ]
 

@@ -20,7 +20,7 @@ class Clock:
 
     def now(self) -> float:
         """Seconds since the epoch, as the database counts them."""
-        return time.time() - self.skew
+        return self.machine() - self.skew
 
     def instant(self) -> datetime:
         return datetime.fromtimestamp(self.now(), UTC)

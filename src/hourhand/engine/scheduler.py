@@ -73,6 +73,7 @@ class Scheduler:
         self.node.on_death = self._died
         self.node.on_return = self._returned
         await self.node.start()
+        self.wheel = TimingWheel(int(self.node.clock.now()))
         log.info("scheduler.started", node=self.node.id, name=self.node.name)
         services = (self.node.run(), self._elect(), self._fire_when_due(), self.maintainer.run())
         tasks = [asyncio.create_task(service) for service in services]
@@ -158,6 +159,10 @@ class Scheduler:
         waiting: list[int] = []
         while True:
             now = self.node.clock.now()
+            if now < self.wheel.now - 1:
+                # The machine's clock had run ahead and was put right: a wheel does not turn back.
+                self.wheel = TimingWheel(int(now))
+                self._returned()
             waiting += [key for key, _ in self.wheel.advance(int(now))]
             try:
                 while waiting:
@@ -191,6 +196,9 @@ class Scheduler:
             moved = await self._fire_plain(epochs, plain)
             for planned in plain:
                 self._again(planned, planned.id in moved)
+            if len(moved) < len(plain):
+                log.warning("firing.refused", schedules=len(plain) - len(moved), node=self.node.id,
+                            meaning="another scheduler has them now, or their jobs changed meanwhile; planned again")  # fmt: skip
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> set[int]:
         try:
@@ -201,7 +209,7 @@ class Scheduler:
             return await self._gateway.fire(self.node.id, epochs, [one for one in plain if one.id in free])
         except StatementRefused as error:
             # The ledger has one of these instants already. One by one, so that only that one is left.
-            log.error("firing.refused", error=str(error))
+            log.error("firing.ledger_refused", error=str(error))
         moved: set[int] = set()
         for one in plain:
             try:

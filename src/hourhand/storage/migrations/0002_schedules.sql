@@ -633,8 +633,8 @@ BEGIN
         RETURN;
     END IF;
     SELECT one.run_id, one.outcome INTO run_id, outcome
-    FROM hourhand.fire_one(job.id, present, present, job.lane, job.task, coalesce(arguments, job.payload), job.tags, job.options,
-                           CASE WHEN NOT forced THEN job.overlap END, NULL) AS one;
+    FROM hourhand.fire_one(job.id, present, present, job.lane, job.task, coalesce(arguments, job.payload), job.tags,
+                           coalesce(job.options, '{}') || '{"by_hand": "triggered"}', CASE WHEN NOT forced THEN job.overlap END, NULL) AS one;
     INSERT INTO hourhand.decisions (job_id, scheduled_at, until, run_id, count, outcome, reason)
     VALUES (job.id, present, present, run_id, 1, 'triggered', 'started by hand') ON CONFLICT DO NOTHING;
 END $$;
@@ -660,7 +660,7 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         SELECT one.run_id INTO run_id
         FROM hourhand.fire_one(number, at, present + make_interval(secs => turn / rate), job.lane, job.task, job.payload, job.tags,
-                               job.options, CASE WHEN job.overlap IS NOT NULL THEN 'queue' END, NULL) AS one;
+                               coalesce(job.options, '{}') || '{"by_hand": "backfilled"}', CASE WHEN job.overlap IS NOT NULL THEN 'queue' END, NULL) AS one;
         UPDATE hourhand.decisions d SET run_id = run_id WHERE d.job_id = number AND d.scheduled_at = at AND d.outcome = 'backfilled';
         turn := turn + 1;
         RETURN NEXT;

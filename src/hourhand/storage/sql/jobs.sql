@@ -132,24 +132,25 @@ WHERE job_id = $1 AND until > $2 AND since < $3 ORDER BY since;
 
 -- name: job_traces
 -- Every run of a job in a period; for those that wait in a lane, how many stand before them (counted up to a thousand).
-SELECT run_id, scheduled_at, outcome::text AS state, started_at, finished_at, worker_id AS node, reason, NULL::timestamptz AS due_at, NULL::bigint AS ahead
+SELECT run_id, scheduled_at, outcome::text AS state, started_at, finished_at, worker_id AS node, reason, NULL::timestamptz AS due_at, NULL::bigint AS ahead,
+       options->>'by_hand' AS by_hand
 FROM hourhand.runs WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
-SELECT run_id, scheduled_at, 'dead', started_at, died_at, worker_id, reason, NULL, NULL
+SELECT run_id, scheduled_at, 'dead', started_at, died_at, worker_id, reason, NULL, NULL, options->>'by_hand'
 FROM hourhand.dead WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
-SELECT run_id, scheduled_at, 'running', claimed_at, NULL, worker_id, NULL, NULL, NULL
+SELECT run_id, scheduled_at, 'running', claimed_at, NULL, worker_id, NULL, NULL, NULL, options->>'by_hand'
 FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
-SELECT run_id, scheduled_at, 'parked', NULL, NULL, NULL, 'no worker knows its task', NULL, NULL
+SELECT run_id, scheduled_at, 'parked', NULL, NULL, NULL, 'no worker knows its task', NULL, NULL, options->>'by_hand'
 FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
 SELECT run_id, scheduled_at, 'delayed', NULL, NULL, NULL, CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END,
-       nullif(due_at, 'infinity'), NULL
+       nullif(due_at, 'infinity'), NULL, options->>'by_hand'
 FROM hourhand.delayed WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
 SELECT run_id, scheduled_at, 'ready', NULL, NULL, NULL, NULL, NULL,
-       (SELECT count(*) FROM (SELECT FROM hourhand.ready a WHERE a.lane = r.lane AND a.seq < r.seq LIMIT 1000) AS before_it)
+       (SELECT count(*) FROM (SELECT FROM hourhand.ready a WHERE a.lane = r.lane AND a.seq < r.seq LIMIT 1000) AS before_it), options->>'by_hand'
 FROM hourhand.ready r WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3;
 
 -- name: job_decisions

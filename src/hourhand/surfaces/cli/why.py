@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hourhand.core.account import BY_HAND, UNEXPLAINED, Line
+from hourhand.core.account import UNEXPLAINED, Line
 from hourhand.core.clock import Clock
 from hourhand.core.errors import InvalidOption
 from hourhand.surfaces.app import Hourhand
@@ -105,17 +105,19 @@ def _check_options(at: datetime | None, since: datetime | None, until: datetime 
 
 def _print_lines(lines: list[Line]) -> None:
     """A firing is a line, however long: it can be searched, and the terminal may wrap it."""
-    cells = [
-        (stamp(line.scheduled_at), line.outcome, span(line.late_seconds), line.node or "", line.run_id or "") for line in lines
-    ]
+    cells = [(stamp(line.scheduled_at), line.outcome, _late(line), line.node or "", line.run_id or "") for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line, (when, outcome, late, node, run_id) in zip(lines, cells, strict=True):
         text = Text.assemble(
-            when, "  ", (outcome.ljust(widths[1]), _STYLES.get(outcome, _OTHERWISE)), "  ",
+            when.ljust(widths[0]), "  ", (outcome.ljust(widths[1]), _STYLES.get(outcome, _OTHERWISE)), "  ",
             (f"{late:>{widths[2]}}  " if widths[2] else ""), (plain(node.ljust(widths[3]) + "  ") if widths[3] else ""),
             (run_id.ljust(widths[4]) + "  " if widths[4] else ""), plain(" ".join(line.reason.split())),
         )  # fmt: skip
         out.print(text, soft_wrap=True)
+
+
+def _late(line: Line) -> str:
+    return "" if line.late_seconds is None else f"{span(line.late_seconds)} late"
 
 
 def _summary(lines: list[Line], shown: int) -> str:
@@ -131,7 +133,7 @@ def _summary(lines: list[Line], shown: int) -> str:
 
 def _by_hand(line: Line) -> bool:
     """A run that no schedule asked for; the account says so in the reason."""
-    return line.reason.endswith(tuple(f"({how})" for how in BY_HAND))
+    return line.reason.startswith(("triggered by hand", "backfilled by hand"))
 
 
 def _judge(app: Hourhand, job: str, at: datetime | None, since: datetime | None, until: datetime | None, as_json: bool) -> None:
