@@ -1,7 +1,7 @@
 # make up [PORT=8080] [APP=module:name] [DATA=dir]   everything on this machine
 # make test                                          all tests
 # make check                                         format, lint, types, import contracts
-# make bench [JSON=file]                             the figures, beside the machine's own limit
+# make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
 # make mutants                                       break each guarantee, see its test fail
 
 VENV   := .venv
@@ -31,7 +31,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.run $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m benchmarks.run $(if $(JSON),--json $(JSON)) $(if $(ONLY),--only $(ONLY))
 
 # Breaks each guarantee on purpose; takes some minutes.
 mutants: $(STAMP)

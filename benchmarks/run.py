@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import limits, product
+from benchmarks import firing, limits, product
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
@@ -39,8 +39,8 @@ class Figure:
 
 
 class Bench:
-    def __init__(self, url: str, runs: int, rounds: int, progress: Progress) -> None:
-        self.url, self.runs, self.rounds = url, runs, rounds
+    def __init__(self, url: str, runs: int, rounds: int, jobs: int, only: list[str], progress: Progress) -> None:
+        self.url, self.runs, self.rounds, self.jobs, self.only = url, runs, rounds, jobs, only
         self.progress = progress
         self.figures: list[Figure] = []
 
@@ -51,9 +51,14 @@ class Bench:
     async def run(self) -> list[Figure]:
         self.sql = await asyncpg.connect(self.url)
         await self.fresh()
-        steps = (self.drains, self.enqueues, self.latency, self.idle, self.memory)
+        steps = (
+            self.drains, self.enqueues, self.latency, self.idle, self.memory,
+            self.shared, self.distinct, self.hot_second, self.steady, self.history,
+        )  # fmt: skip
         task = self.progress.add_task("", total=None)
         for step in steps:
+            if self.only and step.__name__ not in self.only:
+                continue
             self.progress.update(task, description=f"measuring {step.__name__}")
             await step()
         await self.sql.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
@@ -128,6 +133,75 @@ class Bench:
             used = await product.pending_memory(app, self.url, SCHEMA, self.sql, 100_000)
         self.add("memory of a worker, 100,000 pending", used, "MiB", "under 150", used < 150)
 
+    async def shared(self) -> None:
+        """A million jobs on ten schedules: one schedule's jobs, fired; and as plain SQL."""
+        await self.fresh()
+        measured: dict[str, list[float]] = {"limit": [], "product": []}
+        async with self.app() as app:
+            seconds = await firing.register(app, firing.shared_jobs(self.jobs))
+            self.add(f"register {self.jobs:,} jobs, ten schedules", seconds, "s", "under 60 s", seconds < 60)
+            await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.jobs")
+            await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.schedules")
+            async with firing.one_scheduler(app) as scheduler:
+                for turn in range(self.rounds * 2):
+                    due = await firing.make_due(self.sql, SCHEMA, f"expression = '{turn} 3 * * *'", 256)
+                    if turn % 2:
+                        measured["limit"].append(await firing.shared_limit(self.url, SCHEMA, due))
+                    else:
+                        seconds = await firing.fire(scheduler, due)
+                        fired = await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.ready")
+                        assert fired == self.jobs // firing.SHARED, f"{fired} runs"
+                        measured["product"].append(fired / seconds)
+                    await self.sql.execute(f"TRUNCATE {SCHEMA}.ready")
+        limit, value = (statistics.median(values) for values in measured.values())
+        self.add("firing shared schedules", value, "runs/s", "0.5 of INSERT … SELECT", value >= 0.5 * limit, limit)
+
+    async def distinct(self) -> None:
+        """A million jobs, each with a schedule of its own."""
+        await self.fresh()
+        measured: dict[str, list[float]] = {"limit": [], "product": []}
+        many = 40_000
+        async with self.app() as app:
+            seconds = await firing.register(app, firing.distinct_jobs(self.jobs))
+            self.add(f"register {self.jobs:,} jobs, as many schedules", seconds, "s", "under 60 s", seconds < 60)
+            await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.jobs")
+            await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.schedules")
+            async with firing.one_scheduler(app) as scheduler:
+                for turn in range(self.rounds * 2):
+                    due = await firing.make_due(self.sql, SCHEMA, f"id > {turn * many}", many)
+                    if turn % 2:
+                        measured["limit"].append(await firing.distinct_limit(self.url, SCHEMA, due))
+                    else:
+                        seconds = await firing.fire(scheduler, due)
+                        fired = await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.ready")
+                        assert fired == len(due), f"{fired} runs of {len(due)}"
+                        measured["product"].append(fired / seconds)
+                    await self.sql.execute(f"TRUNCATE {SCHEMA}.ready")
+        limit, value = (statistics.median(values) for values in measured.values())
+        self.add("firing distinct schedules", value, "runs/s", "0.5 of the same in plain SQL", value >= 0.5 * limit, limit)
+        seconds, used = await firing.start_up(self.url, SCHEMA, self.sql)
+        self.add(f"scheduler, start to first firing, {self.jobs:,} jobs", seconds, "s", "under 5 s", seconds < 5)
+        self.add(f"scheduler, memory, {self.jobs:,} jobs", used, "MiB", "under 250", used < 250)
+
+    async def hot_second(self) -> None:
+        await self.fresh()
+        async with self.app() as app:
+            last = await firing.hot_second(app, self.url, SCHEMA, self.sql, 100_000)
+        self.add("100,000 jobs due in one second, the last one", last, "s", "within 3 s, each once", last < 3)
+
+    async def steady(self) -> None:
+        await self.fresh()
+        async with self.app() as app:
+            late, fired = await firing.steady(app, self.url, SCHEMA, self.sql, 1_000, 60)
+        self.add("1,000 firings/s for 60 s, lateness p99", late, "s", "under 1 s", late < 1 and fired == 60_000)
+
+    async def history(self) -> None:
+        await self.fresh()
+        async with self.app() as app:
+            await app.jobs.add_many(firing.shared_jobs(20_000))
+            value = await firing.history(app, self.sql, SCHEMA, 10 * self.jobs)
+        self.add(f"a job's last 20 runs, {10 * self.jobs:,} in history", value, "ms", "under 5 ms", value < 5)
+
 
 def show(figures: list[Figure], server: str) -> None:
     table = Table("figure", "value", "unit", "plain SQL", "ratio", "target", "", title=f"Hourhand on {server}", box=None)
@@ -139,14 +213,14 @@ def show(figures: list[Figure], server: str) -> None:
     Console(width=130 if not sys.stdout.isatty() else None).print(table)
 
 
-async def bench(url: str, runs: int, rounds: int) -> tuple[list[Figure], str]:
+async def bench(url: str, runs: int, rounds: int, jobs: int, only: list[str]) -> tuple[list[Figure], str]:
     connection = await asyncpg.connect(url)
     version = await connection.fetchval("SHOW server_version")
     fsync = await connection.fetchval("SHOW fsync")
     await connection.close()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        figures = await Bench(url, runs, rounds, progress).run()
+        figures = await Bench(url, runs, rounds, jobs, only, progress).run()
     return figures, f"PostgreSQL {version}, fsync {fsync}, {os.cpu_count()} cores"
 
 
@@ -155,17 +229,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here, one JSON object a line")
     parser.add_argument("--runs", type=int, default=200_000, help="preloaded runs for the drain (default: 200,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default: 3)")
+    parser.add_argument("--jobs", type=int, default=1_000_000, help="registered jobs (default: 1,000,000)")
+    parser.add_argument("--only", nargs="*", default=[], help="only these: drains enqueues latency … steady history")
     parser.add_argument(
         "--database-url", default=os.environ.get("HOURHAND_DATABASE_URL"), help="default: a fresh embedded server"
     )
     options = parser.parse_args()
     if options.database_url:
-        figures, server = asyncio.run(bench(options.database_url, options.runs, options.rounds))
+        figures, server = asyncio.run(bench(options.database_url, options.runs, options.rounds, options.jobs, options.only))
     else:
         with tempfile.TemporaryDirectory(prefix="hourhand-bench-") as directory:
             os.chmod(directory, 0o755)
             with EmbeddedServer(Path(directory) / "data") as url:
-                figures, server = asyncio.run(bench(url, options.runs, options.rounds))
+                figures, server = asyncio.run(bench(url, options.runs, options.rounds, options.jobs, options.only))
     show(figures, server)
     if options.json:
         options.json.write_text("".join(json.dumps(asdict(one)) + "\n" for one in figures))

@@ -62,7 +62,7 @@ async def test_every_job_of_a_schedule_gets_its_run_and_the_ledger_says_so(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, jobs=5)
-    assert await gateway.fire(node, epochs, [Planned(schedule, PAST, NEXT)]) == {schedule}
+    assert set(await gateway.fire(node, epochs, [Planned(schedule, PAST, NEXT)])) == {schedule}
     runs = await sql.fetch(f"SELECT job_id, scheduled_at, task, seq = run_id AS plain FROM {schema}.ready ORDER BY job_id")
     assert [row["job_id"] for row in runs] == [1, 2, 3, 4, 5]
     assert {(row["scheduled_at"], row["task"], row["plain"]) for row in runs} == {(PAST, "work", True)}
@@ -77,10 +77,10 @@ async def test_a_deposed_owner_fires_nothing(gateway: ScheduleGateway, sql: asyn
     schedule = await make_schedule(sql, schema, 7, PAST)
     fresh = await gateway.take_shards(new, [7], [new])
     assert fresh[7] > stale[7]
-    assert await gateway.fire(old, stale, [Planned(schedule, PAST, NEXT)]) == set()
-    assert await gateway.fire(old, fresh, [Planned(schedule, PAST, NEXT)]) == set(), "another's epoch does not help"
+    assert set(await gateway.fire(old, stale, [Planned(schedule, PAST, NEXT)])) == set()
+    assert set(await gateway.fire(old, fresh, [Planned(schedule, PAST, NEXT)])) == set(), "another's epoch does not help"
     assert await fired(sql, schema) == (0, 0)
-    assert await gateway.fire(new, fresh, [Planned(schedule, PAST, NEXT)]) == {schedule}
+    assert set(await gateway.fire(new, fresh, [Planned(schedule, PAST, NEXT)])) == {schedule}
 
 
 async def test_a_change_of_hands_waits_for_a_firing_under_way_and_is_seen_by_the_next(
@@ -102,7 +102,7 @@ async def test_a_change_of_hands_waits_for_a_firing_under_way_and_is_seen_by_the
     await until(lambda: sql.fetchval(waiting), "the takeover to wait for the firing", 20)
     await transaction.commit()
     taken = await takeover
-    assert await gateway.fire(new, taken, [Planned(schedule, PAST, NEXT)]) == set(), "it has moved already"
+    assert set(await gateway.fire(new, taken, [Planned(schedule, PAST, NEXT)])) == set(), "it has moved already"
     assert await fired(sql, schema) == (1, 1)
     await firing.close()
 
@@ -113,8 +113,8 @@ async def test_firing_twice_from_one_plan_fires_once(gateway: ScheduleGateway, s
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST)
     plan = [Planned(schedule, PAST, NEXT)]
-    assert await gateway.fire(node, epochs, plan) == {schedule}
-    assert await gateway.fire(node, epochs, plan) == set()
+    assert set(await gateway.fire(node, epochs, plan)) == {schedule}
+    assert set(await gateway.fire(node, epochs, plan)) == set()
     assert await fired(sql, schema) == (1, 1)
 
 
@@ -139,7 +139,7 @@ async def test_what_the_database_says_is_not_due_does_not_fire(
     epochs = await gateway.take_shards(node, [7], [node])
     soon = await sql.fetchval("SELECT clock_timestamp() + interval '1 hour'")
     schedule = await make_schedule(sql, schema, 7, soon)
-    assert await gateway.fire(node, epochs, [Planned(schedule, soon, NEXT)]) == set()
+    assert set(await gateway.fire(node, epochs, [Planned(schedule, soon, NEXT)])) == set()
     assert await fired(sql, schema) == (0, 0)
 
 
@@ -159,7 +159,7 @@ async def test_jobs_that_do_not_take_part_get_no_run(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, **job)
-    assert await gateway.fire(node, epochs, [Planned(schedule, PAST, NEXT)]) == {schedule}
+    assert set(await gateway.fire(node, epochs, [Planned(schedule, PAST, NEXT)])) == {schedule}
     assert await fired(sql, schema) == (0, 1), "the firing is on record all the same"
 
 
@@ -225,8 +225,7 @@ async def test_missed_windows_are_treated_as_the_job_asks(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, missed_window=f"'{policy}'", max_missed=str(most))
-    answer = await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0)
-    assert answer is not None
+    answer = (await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 10.0))[schedule]
     assert (answer.runs, answer.left_out) == (len(runs), len(left_out))
     found = await sql.fetch(
         f"SELECT scheduled_at FROM {schema}.ready UNION ALL SELECT scheduled_at FROM {schema}.delayed ORDER BY 1"
@@ -239,7 +238,7 @@ async def test_missed_windows_are_treated_as_the_job_asks(
     ledger = await sql.fetchrow(f"SELECT scheduled_at, until, count, runs, late FROM {schema}.firings")
     assert tuple(ledger) == (MINUTES[0], MINUTES[-1], 5, len(runs), True)
     assert await sql.fetchval(f"SELECT next_run_at FROM {schema}.schedules") == NEXT
-    assert await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0) is None, "once"
+    assert await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 10.0) == {}, "once"
 
 
 async def test_what_is_within_the_grace_fires_whatever_the_policy(
@@ -248,14 +247,15 @@ async def test_what_is_within_the_grace_fires_whatever_the_policy(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, missed_window="'SKIP'", misfire_grace="1e9")
-    assert await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 10.0) == Late(5, 0, [f"{schedule}-1"])
+    late = await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 10.0, names=True)
+    assert late == {schedule: Late(5, 0, [f"{schedule}-1"])}
 
 
 async def test_a_large_catch_up_is_spread_over_time(gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str) -> None:
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     schedule = await make_schedule(sql, schema, 7, PAST, missed_window="'RUN_ALL'")
-    await gateway.fire_late(node, epochs, Planned(schedule, PAST, NEXT), MINUTES, 2.0)
+    await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 2.0)
     rows = await sql.fetch(f"SELECT due_at, scheduled_at FROM {schema}.delayed ORDER BY due_at")
     gaps = [(later["due_at"] - earlier["due_at"]).total_seconds() for earlier, later in pairwise(rows)]
     assert all(0.45 < gap < 0.55 for gap in gaps)
@@ -267,5 +267,23 @@ async def test_a_deposed_owner_fires_nothing_late_either(gateway: ScheduleGatewa
     stale = await gateway.take_shards(old, [7], [old])
     schedule = await make_schedule(sql, schema, 7, PAST)
     await gateway.take_shards(new, [7], [new])
-    assert await gateway.fire_late(old, stale, Planned(schedule, PAST, NEXT), MINUTES, 10.0) is None
+    assert await gateway.fire_late(old, stale, [Planned(schedule, PAST, NEXT)], [MINUTES], 10.0) == {}
     assert await fired(sql, schema) == (0, 0)
+
+
+async def test_late_schedules_are_judged_together_and_each_by_itself(
+    gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    node = await make_node(sql, schema)
+    epochs = await gateway.take_shards(node, [7], [node])
+    hours = [PAST + timedelta(hours=n) for n in range(3)]
+    first = await make_schedule(sql, schema, 7, PAST, missed_window="'RUN_ALL'")
+    second = await make_schedule(sql, schema, 7, PAST + timedelta(hours=1), jobs=2)
+    stale = await make_schedule(sql, schema, 7, PAST + timedelta(hours=2))
+    plans = [Planned(first, PAST, NEXT), Planned(second, hours[1], NEXT), Planned(stale, PAST, NEXT)]
+    late = await gateway.fire_late(node, epochs, plans, [MINUTES, hours[1:], hours], 10.0)
+    assert {schedule: one.runs for schedule, one in late.items()} == {first: 5, second: 2}
+    ledger = await sql.fetch(f"SELECT schedule_id, scheduled_at, until, count FROM {schema}.firings ORDER BY 1")
+    assert [tuple(row) for row in ledger] == [(first, PAST, MINUTES[-1], 5), (second, hours[1], hours[2], 2)]
+    turns = await sql.fetch(f"SELECT scheduled_at FROM {schema}.delayed ORDER BY due_at")
+    assert [row[0] for row in turns] == MINUTES

@@ -19,7 +19,9 @@ machine = Clock.machine
 fire = ScheduleGateway.fire
 
 
-async def fire_after_a_sleep(self: ScheduleGateway, node: int, epochs: dict[int, int], planned: Sequence[Planned]) -> set[int]:
+async def fire_after_a_sleep(
+    self: ScheduleGateway, node: int, epochs: dict[int, int], planned: Sequence[Planned]
+) -> dict[int, int]:
     bed = Path(os.environ["TEST_SLEEP_AT"])
     if bed.exists():
         bed.unlink()

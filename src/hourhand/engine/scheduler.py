@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 
 import structlog
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
-from hourhand.core.schedule import latest_firings
+from hourhand.core.schedule import Schedule, latest_firings
 from hourhand.core.settings import Settings
 from hourhand.core.wheel import TimingWheel
 from hourhand.core.zones import tzdata_version
@@ -26,15 +27,14 @@ from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
 from hourhand.storage.database import Database, Patience
 from hourhand.storage.nodes import MaintenanceGateway
-from hourhand.storage.schedules import Hinted, Planned, ScheduleGateway
+from hourhand.storage.schedules import Planned, ScheduleGateway
 
 log = structlog.get_logger("hourhand.scheduler")
 LOOK_AROUND = 1.0
 HORIZON = 600.0
 SWEEP_EVERY = 60.0
 BATCH = 2_000
-LATE = timedelta(seconds=1)
-"""Beyond this a firing is judged by each job's own grace."""
+RUNS_AT_ONCE = 20_000
 MOST_INSTANTS = 10_000
 SHARDS_AT_ONCE = 8
 LOCK_TIMEOUT = 0.3
@@ -44,11 +44,34 @@ CATCH_UP_RATE = 10.0
 LARGE_CATCH_UP = 100
 
 
+@dataclass(slots=True)
+class Plan:
+    """What is to be fired in one go, under the epochs that were held when it was planned."""
+
+    epochs: dict[int, int]
+    plain: list[Planned] = field(default_factory=list)
+    late: list[tuple[Planned, list[datetime]]] = field(default_factory=list)
+    large: dict[int, Schedule] = field(default_factory=dict)
+    """Late ones that missed so much that somebody should hear of it."""
+
+    def late_parts(self) -> Iterator[tuple[int, int]]:
+        """Slices of `late` with a bounded number of instants each."""
+        begin = total = 0
+        for place, (_, instants) in enumerate(self.late):
+            if total and total + len(instants) > MOST_INSTANTS:
+                yield begin, place
+                begin, total = place, 0
+            total += len(instants)
+        if total:
+            yield begin, len(self.late)
+
+
 class Scheduler:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self.node = Node(database, settings, "scheduler", {})
         self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
+        self._planner = ScheduleGateway(database.link("planner"))
         self._shards = ScheduleGateway(database.link("elector"))
         self.elector = Elector(self._shards, self.node)
         self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
@@ -56,6 +79,7 @@ class Scheduler:
         self._look = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._sweep_at = 0.0
+        self._batch = BATCH
         self.started = asyncio.Event()
         self.refused = 0
         """Firings that the database did not take from us: not ours any more, or fired already."""
@@ -97,6 +121,7 @@ class Scheduler:
         await self.maintainer.stop()
         await self.node.stop()
         await self._gateway.close()
+        await self._planner.close()
         await self._shards.close()
         log.info("scheduler.stopped", node=self.node.id)
 
@@ -165,9 +190,7 @@ class Scheduler:
                 self._returned()
             waiting += [key for key, _ in self.wheel.advance(int(now))]
             try:
-                while waiting:
-                    await self.fire(waiting[:BATCH])
-                    del waiting[:BATCH]
+                await self.fire_all(waiting)
                 patience.reset()
             except DatabaseUnavailable as error:
                 if patience.first:
@@ -177,30 +200,71 @@ class Scheduler:
             now = self.node.clock.now()
             await asyncio.sleep(math.floor(now) + 1.001 - now)
 
-    async def fire(self, hints: Sequence[int]) -> None:
-        """Fire what is due among these, and put each back for its next time."""
-        epochs = dict(self.elector.held)
-        plain: list[Planned] = []
-        for one in await self._gateway.hinted_schedules(hints):
-            if one.shard not in epochs:
+    async def fire_all(self, waiting: list[int]) -> None:
+        """Fire what is due among these, and put each back for its next time. While the database fires one batch, the next
+        is planned. Hints leave `waiting` as they are dealt with; what the database could not be asked about stays."""
+        under_way: asyncio.Task[None] | None = None
+        held: list[int] = []
+        try:
+            while waiting:
+                hints = waiting[: self._batch]
+                plan = await self.plan(hints)
+                if under_way is not None:
+                    await under_way
+                held = hints
+                del waiting[: len(hints)]
+                under_way = asyncio.create_task(self._carry_out(plan))
+            if under_way is not None:
+                await under_way
+        except BaseException as error:
+            if under_way is not None and not under_way.done():
+                if isinstance(error, asyncio.CancelledError):
+                    under_way.cancel()
+                await asyncio.wait([under_way])
+            if under_way is not None and (under_way.cancelled() or under_way.exception() is not None):
+                waiting[:0] = held
+            raise
+
+    async def plan(self, hints: Sequence[int]) -> Plan:
+        """What the table says about these: due and in time, late, or not yet."""
+        plan = Plan(dict(self.elector.held))
+        for one in await self._planner.hinted_schedules(hints):
+            if one.shard not in plan.epochs:
                 continue
             if one.due_at > one.present:
                 self._hint(one.id, one.due_at.timestamp())
                 continue
             next_at = one.schedule.next_after(one.due_at)
-            if one.present - one.due_at <= LATE and (next_at is None or next_at > one.present):
-                plain.append(Planned(one.id, one.due_at, next_at, one.revision))
-            else:
-                await self._fire_late(one, epochs)
-        if plain:
-            moved = await self._fire_plain(epochs, plain)
-            for planned in plain:
-                self._again(planned, planned.id in moved)
-            if len(moved) < len(plain):
-                log.warning("firing.refused", schedules=len(plain) - len(moved), node=self.node.id,
-                            meaning="another scheduler has them now, or their jobs changed meanwhile; planned again")  # fmt: skip
+            late = (one.present - one.due_at).total_seconds()
+            if (next_at is None or next_at > one.present) and (one.patience is None or late <= one.patience):
+                plan.plain.append(Planned(one.id, one.due_at, next_at, one.revision))
+                continue
+            missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
+            last = missed[-1] if missed else one.due_at
+            planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
+            plan.late.append((planned, [one.due_at, *missed]))
+            if len(missed) >= LARGE_CATCH_UP:
+                plan.large[one.id] = one.schedule
+        return plan
 
-    async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> set[int]:
+    async def _carry_out(self, plan: Plan) -> None:
+        refused = 0
+        if plan.plain:
+            moved = await self._fire_plain(plan.epochs, plan.plain)
+            for planned in plan.plain:
+                self._again(planned, planned.id in moved)
+            refused += len(plan.plain) - len(moved)
+            if moved:
+                # About as many runs in each statement, whether a schedule has one job or thousands.
+                self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
+        for begin, end in plan.late_parts():
+            refused += await self._fire_late(plan, begin, end)
+        if refused:
+            self.refused += refused
+            log.warning("firing.refused", schedules=refused, node=self.node.id,
+                        meaning="another scheduler has them now, or their jobs changed meanwhile; planned again")  # fmt: skip
+
+    async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
         try:
             return await self._gateway.fire(self.node.id, epochs, plain)
         except LockTimeout:
@@ -210,7 +274,7 @@ class Scheduler:
         except StatementRefused as error:
             # The ledger has one of these instants already. One by one, so that only that one is left.
             log.error("firing.ledger_refused", error=str(error))
-        moved: set[int] = set()
+        moved: dict[int, int] = {}
         for one in plain:
             try:
                 moved |= await self._gateway.fire(self.node.id, epochs, [one])
@@ -218,23 +282,24 @@ class Scheduler:
                 log.error("firing.twice", schedule=one.id, at=one.due_at.isoformat(), meaning="it has been fired already")
         return moved
 
-    async def _fire_late(self, one: Hinted, epochs: dict[int, int]) -> None:
-        missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
-        last = missed[-1] if missed else one.due_at
-        planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
+    async def _fire_late(self, plan: Plan, begin: int, end: int) -> int:
+        """How many were refused."""
+        planned, instants = [one for one, _ in plan.late[begin:end]], [many for _, many in plan.late[begin:end]]
+        names = any(one.id in plan.large for one in planned)
         try:
-            late = await self._gateway.fire_late(self.node.id, epochs, planned, [one.due_at, *missed], CATCH_UP_RATE)
+            late = await self._gateway.fire_late(self.node.id, plan.epochs, planned, instants, CATCH_UP_RATE, names=names)
         except LockTimeout:
-            late = None
-        if late is not None and len(missed) >= LARGE_CATCH_UP and late.jobs:
-            log.warning("firing.catch_up", jobs=late.jobs, schedule=one.schedule.in_words(), since=one.due_at.isoformat(),
-                        missed=f"{'at least ' if len(missed) >= MOST_INSTANTS else ''}{len(missed) + 1}", runs=late.runs,
-                        meaning="nobody fired this for a long time; each job's missed_window decides")  # fmt: skip
-        self._again(planned, late is not None)
+            late = {}
+        for one, many in zip(planned, instants, strict=True):
+            self._again(one, one.id in late)
+            if one.id in plan.large and one.id in late and late[one.id].jobs:
+                log.warning("firing.catch_up", jobs=late[one.id].jobs, schedule=plan.large[one.id].in_words(),
+                            since=one.due_at.isoformat(), missed=f"{'at least ' if len(many) > MOST_INSTANTS else ''}{len(many)}",
+                            runs=late[one.id].runs, meaning="nobody fired this for long; each job's missed_window decides")  # fmt: skip
+        return len(planned) - len(late)
 
     def _again(self, planned: Planned, moved: bool) -> None:
         if not moved:
-            self.refused += 1
             # Whose it is now will fire it; if it is still ours, the next second tells why not.
             self._hint(planned.id, planned.due_at.timestamp())
         elif planned.next_at is not None:

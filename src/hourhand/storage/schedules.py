@@ -28,6 +28,8 @@ class Hinted:
     due_at: datetime
     revision: int
     present: datetime
+    patience: float | None
+    """Of one that is late: how late the strictest of its jobs may fire before that counts as missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """What came of firing late."""
+    """What came of firing one schedule late."""
 
     runs: int
     left_out: int
-    """Jobs for which something was left out."""
-    jobs: list[str]
-    """A few of their names."""
+    """Jobs of the whole batch for which something was left out."""
+    jobs: list[str] | None
+    """A few of their names, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +81,32 @@ class ScheduleGateway:
 
     async def hinted_schedules(self, hints: Sequence[int]) -> list[Hinted]:
         return [
-            Hinted(row[0], row[1], Schedule(*row[2:7]), row[7], row[8], row[9])
+            Hinted(row[0], row[1], Schedule(*row[2:7]), *row[7:])
             for row in await self._link.fetch("hinted_schedules", hints)
         ]  # fmt: skip
 
-    async def fire(self, node: int, epochs: dict[int, int], planned: Sequence[Planned]) -> set[int]:
-        """The schedules that moved. What is missing was not ours, not due, or not where it was planned from."""
+    async def fire(self, node: int, epochs: dict[int, int], planned: Sequence[Planned]) -> dict[int, int]:
+        """The schedules that moved, and how many runs came of each. What is missing was not ours, not due, or not
+        where it was planned from."""
         rows = await self._link.fetch(
             "fire", node, list(epochs), list(epochs.values()),
             [one.id for one in planned], [one.due_at for one in planned], [one.next_at for one in planned],
             [one.revision for one in planned],
         )  # fmt: skip
-        return {row[0] for row in rows}
+        return {row[0]: row[1] for row in rows}
 
     async def fire_late(
-        self, node: int, epochs: dict[int, int], planned: Planned, instants: Sequence[datetime], rate: float
-    ) -> Late | None:
-        """None if it did not move."""
+        self, node: int, epochs: dict[int, int], planned: Sequence[Planned], instants: Sequence[Sequence[datetime]], rate: float,
+        *, names: bool = False,
+    ) -> dict[int, Late]:  # fmt: skip
+        """Schedules that move past several instants each; those that moved, and what came of it."""
         rows = await self._link.fetch(
-            "fire_late", node, list(epochs), list(epochs.values()), planned.id, planned.due_at, planned.next_at, instants, rate,
-            planned.revision,
+            "fire_late", node, list(epochs), list(epochs.values()),
+            [one.id for one in planned], [one.due_at for one in planned], [one.next_at for one in planned],
+            [one.revision for one in planned], [one.id for one, many in zip(planned, instants, strict=True) for _ in many],
+            [at for many in instants for at in many], rate, names,
         )  # fmt: skip
-        return Late(*rows[0]) if rows else None
+        return {row[0]: Late(row[1], row[2], row[3]) for row in rows}
 
     async def free_schedules(self, schedules: Sequence[int]) -> set[int]:
         return {row[0] for row in await self._link.fetch("free_schedules", schedules)}

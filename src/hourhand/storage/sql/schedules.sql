@@ -38,7 +38,10 @@ CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
-SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present
+-- Of one that is late it also says how much lateness the strictest of its jobs puts up with.
+SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present,
+       CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second'
+            THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id AND next_run_at IS NOT NULL LIMIT 1) AS s;
 
@@ -94,36 +97,39 @@ ledger AS (
     INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, fired_at, epoch, count, node, runs, late)
     SELECT m.id, m.due_at, m.due_at, clock_timestamp(), m.epoch, 1, $1, coalesce(made.runs, 0), false
     FROM moved m LEFT JOIN made ON made.schedule_id = m.id
-    RETURNING schedule_id),
+    RETURNING schedule_id, runs),
 told AS (
     SELECT count(pg_notify('hourhand', word)) FROM (
         SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
         UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
-SELECT ledger.schedule_id FROM ledger, told;
+SELECT ledger.schedule_id, ledger.runs FROM ledger, told;
 
 -- name: fire_late
--- One schedule ($4) that moves from $5 to $6 past the instants $7, which came while nobody fired it. For each job,
--- what is within its grace fires as if nothing had been; of what is older, its policy decides: nothing (SKIP), the
--- last one (RUN_ONCE), or the latest `max_missed` (RUN_ALL, spread over time: $8 a second). What is
--- left out is on record, once, with from, to and count.
+-- Schedules ($4) that move from $5 to $6, under the revisions $7, past the instants $9 (each of the schedule $8), which came
+-- while nobody fired them. For each job, what is within its grace fires as if nothing had been; of what is older, its
+-- policy decides: nothing (SKIP), the last one (RUN_ONCE), or the latest `max_missed` (RUN_ALL, spread over time: $10
+-- a second for each schedule). What is left out is on record, once, with from, to and count.
 WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
     WHERE s.owner = $1 FOR SHARE OF s),
 moved AS (
-    UPDATE hourhand.schedules s SET next_run_at = $6
-    FROM fence
-    WHERE s.id = $4 AND s.shard = fence.shard AND s.revision = $9 AND s.next_run_at = $5 AND $5::timestamptz <= clock_timestamp()
-    RETURNING s.id, fence.epoch),
+    UPDATE hourhand.schedules s SET next_run_at = planned.next_at
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision), fence
+    WHERE s.id = planned.id AND s.shard = fence.shard AND s.revision = planned.revision
+      AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
+    RETURNING s.id, planned.due_at, fence.epoch),
+instants AS MATERIALIZED (
+    SELECT m.id AS schedule_id, m.due_at, m.epoch, given.at
+    FROM moved m JOIN unnest($8::bigint[], $9::timestamptz[]) AS given (schedule_id, at) ON given.schedule_id = m.id),
 judged AS MATERIALIZED (
-    SELECT j.*, instants.at, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace) AS missed,
+    SELECT j.*, instants.schedule_id, instants.at, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace) AS missed,
            row_number() OVER (PARTITION BY j.job_id, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace)
                               ORDER BY instants.at DESC) AS place
-    FROM moved m CROSS JOIN LATERAL (
+    FROM instants CROSS JOIN LATERAL (
         SELECT id AS job_id, name, lane, task, payload, tags, options, missed_window, max_missed, misfire_grace, active_since,
                paused_at, start_at, end_at, overlap, max_runs, flexible, overlap IS NOT NULL OR max_runs IS NOT NULL AS special
-        FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
-    CROSS JOIN unnest($7::timestamptz[]) AS instants (at)
+        FROM hourhand.jobs WHERE schedule_id = instants.schedule_id OFFSET 0) AS j
     WHERE j.active_since <= instants.at AND (j.paused_at IS NULL OR j.paused_at > instants.at)
       AND (j.start_at IS NULL OR j.start_at <= instants.at) AND (j.end_at IS NULL OR j.end_at > instants.at)),
 chosen AS MATERIALIZED (
@@ -137,14 +143,14 @@ started AS (
     RETURNING lane, seq),
 spread AS (
     INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, lane, task, payload, tags, options)
-    SELECT CASE WHEN drained THEN clock_timestamp() + make_interval(secs => turn / $8::float8)
+    SELECT CASE WHEN drained THEN clock_timestamp() + make_interval(secs => turn / $10::float8)
                 ELSE at + hourhand.flexible_delay(job_id, flexible) END,
            nextval('hourhand.run_numbers'), job_id, at, clock_timestamp(), lane, task, payload, tags, options
-    FROM (SELECT row_number() OVER (PARTITION BY drained ORDER BY at, job_id) - 1 AS turn, *
+    FROM (SELECT row_number() OVER (PARTITION BY schedule_id, drained ORDER BY at, job_id) - 1 AS turn, *
           FROM chosen WHERE NOT special AND (drained OR flexible > 0)) AS queue
     RETURNING run_id),
 single AS MATERIALIZED (
-    SELECT one.run_id
+    SELECT c.schedule_id, one.run_id
     FROM (SELECT * FROM chosen WHERE special ORDER BY job_id, at) AS c
     CROSS JOIN LATERAL hourhand.fire_one(c.job_id, c.at, c.at + hourhand.flexible_delay(c.job_id, c.flexible), c.lane, c.task,
                                          c.payload, c.tags, c.options, c.overlap, c.max_runs) AS one),
@@ -157,21 +163,25 @@ left_out AS (
     FROM judged WHERE missed AND place > CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END
     GROUP BY job_id, missed_window
     RETURNING job_id),
-totals AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM chosen WHERE NOT special) + (SELECT count(run_id) FROM single) AS runs),
+made AS MATERIALIZED (
+    SELECT schedule_id, sum(runs) AS runs FROM (
+        SELECT schedule_id, count(*) AS runs FROM chosen WHERE NOT special GROUP BY schedule_id
+        UNION ALL SELECT schedule_id, count(run_id) FROM single GROUP BY schedule_id) AS parts
+    GROUP BY schedule_id),
 ledger AS (
     INSERT INTO hourhand.firings (schedule_id, scheduled_at, until, fired_at, epoch, count, node, runs, late)
-    SELECT m.id, $5, (SELECT max(at) FROM unnest($7::timestamptz[]) AS at), clock_timestamp(), m.epoch,
-           cardinality($7::timestamptz[]), $1, totals.runs, true
-    FROM moved m, totals
-    RETURNING schedule_id),
+    SELECT all_.schedule_id, all_.due_at, all_.until, clock_timestamp(), all_.epoch, all_.instants, $1, coalesce(made.runs, 0), true
+    FROM (SELECT schedule_id, due_at, epoch, max(at) AS until, count(*) AS instants FROM instants GROUP BY 1, 2, 3) AS all_
+    LEFT JOIN made ON made.schedule_id = all_.schedule_id
+    RETURNING schedule_id, runs),
+left_behind AS (SELECT count(*) AS jobs FROM left_out),
 told AS (
     SELECT count(pg_notify('hourhand', word)) FROM (
         SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
         UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
-SELECT totals.runs, (SELECT count(*) FROM left_out) AS left_out,
-       ARRAY(SELECT DISTINCT name FROM judged ORDER BY name LIMIT 5) AS jobs
-FROM ledger, told, totals;
+SELECT ledger.schedule_id, ledger.runs, left_behind.jobs AS left_out,
+       CASE WHEN $11 THEN ARRAY(SELECT DISTINCT name FROM judged WHERE judged.schedule_id = ledger.schedule_id ORDER BY name LIMIT 5) END AS jobs
+FROM ledger, told, left_behind;
 
 -- name: zoned_schedules
 -- The cron schedules of a shard that go by a zone's clock and are still ahead.

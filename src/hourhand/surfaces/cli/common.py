@@ -96,6 +96,9 @@ def polite(work: Callable[[], T]) -> T:
         raise typer.Exit(130) from None
     except (HourhandError, asyncpg.PostgresError) as error:
         raise typer.Exit(tell(error)) from None
+    except OverflowError:
+        # What a person wrote at the edges of the calendar, and an offset or a moment pushed over them.
+        raise typer.Exit(tell(InvalidOption("a time that was given is beyond the calendar (years 1 to 9999)"))) from None
 
 
 def tell(error: HourhandError | asyncpg.PostgresError) -> Exit:
@@ -125,6 +128,8 @@ def instant(text: str) -> datetime:
         if span:
             return Clock().instant() - timedelta(**{_UNITS[span[2]]: int(span[1])})
         moment = datetime.fromisoformat(word)
+        if not 1 < moment.year < 9999:
+            raise OverflowError
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is neither a span like 30s, 15m, 2h, 7d nor an instant like 2030-01-31T12:00:00Z"

@@ -15,6 +15,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 import typer
+from msgspec import UNSET, UnsetType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -553,13 +554,21 @@ def backfill_job(
 
     async def work(app: Hourhand) -> Backfill:
         nonlocal called_off
+        # Planned on its own first: a Ctrl-C before anything is in must not call off what others have asked for.
         planned = await app.jobs.backfill(name, since, end, dry_run=True, **options)
         if dry_run or not planned.instants:
             return planned
+        planned.dry_run = False
         filled = planned
         try:
             with _bar("inserted", len(planned.instants)) as show:
-                filled = await app.jobs.backfill(name, since, end, progress=lambda one: show(len(one.runs)), **options)
+
+                def progress(one: Backfill) -> None:
+                    nonlocal filled
+                    filled = one
+                    show(len(one.runs))
+
+                filled = await app.jobs.backfill(name, since, end, progress=progress, **options)
             if not no_wait:
                 await _follow(app, filled)
         except asyncio.CancelledError:
@@ -705,30 +714,30 @@ def _somebody_to_ask() -> None:
 # Many at once
 
 
-class JobLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     """A line of a file of jobs: what `app.jobs.add` takes, as far as JSON can say it."""
 
     name: str
     schedule: str
-    task: str | None = None
-    timezone: str = "UTC"
-    payload: dict[str, Any] | None = None
-    queue: str | None = None
-    priority: str | None = None
-    dst: str = "shift"
-    anchor: datetime | None = None
-    missed_window: str = "RUN_ONCE"
-    max_missed: int = 100
-    misfire_grace: float | str = 60.0
-    overlap: str = "allow"
-    flexible_window: float | str = 0.0
-    start_at: str | None = None
-    end_at: str | None = None
-    max_runs: int | None = None
-    max_attempts: int | None = None
-    timeout: float | None = None
-    tags: list[str] = []
-    then: str | None = None
+    task: str | UnsetType = UNSET
+    timezone: str | UnsetType = UNSET
+    payload: dict[str, Any] | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    priority: str | UnsetType = UNSET
+    dst: str | UnsetType = UNSET
+    anchor: datetime | UnsetType = UNSET
+    missed_window: str | UnsetType = UNSET
+    max_missed: int | UnsetType = UNSET
+    misfire_grace: float | str | UnsetType = UNSET
+    overlap: str | UnsetType = UNSET
+    flexible_window: float | str | UnsetType = UNSET
+    start_at: str | None | UnsetType = UNSET
+    end_at: str | None | UnsetType = UNSET
+    max_runs: int | None | UnsetType = UNSET
+    max_attempts: int | None | UnsetType = UNSET
+    timeout: float | None | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    then: str | None | UnsetType = UNSET
 
 
 def _add_file(app: Hourhand, name: str | None, given: dict[str, Any], file: str, replace: bool) -> BulkAdded:
@@ -778,9 +787,10 @@ def _lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield msgspec.structs.asdict(decoder.decode(line))
+            said = msgspec.structs.asdict(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidOption(f"line {number}: {error}. Nothing was added") from None
+        yield {name: value for name, value in said.items() if value is not UNSET}
 
 
 @contextmanager
@@ -882,8 +892,8 @@ def _print_jobs(found: list[JobView]) -> None:
     for one in found:
         at = one.next_run_at
         when = f"{ago(at, now)}\n{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z" if at else ""
-        # A single instant to the second: the rest of it is nobody's to read in a list.
-        schedule = re.sub(r"\.\d+Z$", "Z", one.schedule)
+        # Of a single instant that is still to come, the next column says it all.
+        schedule = "once" if at and re.match(r"\d{4}-", one.schedule) else one.schedule
         rows.add_row(one.name, _state(one.state), plain(schedule), one.timezone, when, one.task)
     out.print(rows)
 
