@@ -22,6 +22,7 @@ OVERLAP = ("allow", "skip", "queue", "replace")
 MOST_MISSED = 10_000
 LONGEST_WINDOW = 86_400.0
 _MOMENT = timedelta(microseconds=1)
+_NOTHING = EnqueueOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,12 @@ class JobOptions:
 
 
 JOB_OPTIONS = tuple(field.name for field in fields(JobOptions))
+_KNOWN = frozenset(JOB_OPTIONS)
 
 
 def job_options(given: Mapping[str, Any]) -> JobOptions:
     for name in given:
-        if name not in JOB_OPTIONS:
+        if name not in _KNOWN:
             raise InvalidOption(f"a job has no {name!r}; it has {', '.join(JOB_OPTIONS)}")
     return JobOptions(**given)
 
@@ -126,7 +128,8 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     start, end = instant("start_at", given.start_at), instant("end_at", given.end_at)
     _check_window(name, schedule, start, end, now)
     definition = registry.tasks.get(task)
-    kept = merge(EnqueueOptions(), _given(given, "queue", "priority", "max_attempts", "timeout", "tags", "then"))
+    special = _given(given)
+    kept = merge(_NOTHING, special) if special else _NOTHING
     payload = dict(given.payload or {})
     relative = schedule.kind == "once" and not given.schedule.strip()[:1].isdigit()
     return JobDefinition(
@@ -151,11 +154,18 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     )
 
 
-def _given(options: JobOptions, *names: str) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+def _given(one: JobOptions) -> dict[str, Any]:
+    """What a job has in common with an enqueued run."""
+    given = {
+        "queue": one.queue, "priority": one.priority, "max_attempts": one.max_attempts, "timeout": one.timeout,
+        "tags": one.tags or None, "then": one.then,
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_window(name: str, schedule: Schedule, start: datetime | None, end: datetime | None, now: datetime) -> None:
+    if start is None and end is None:
+        return
     if start and end and end <= start:
         raise InvalidOption("end_at is not after start_at: the job would never fire")
     if schedule.kind == "once":
@@ -170,6 +180,8 @@ def _check_window(name: str, schedule: Schedule, start: datetime | None, end: da
 
 def duration(name: str, value: Any, *, least: float, most: float = 10**9) -> float:
     """Seconds, from a number, a timedelta, or text such as 15m."""
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, str):
         value = parse_span(value)
     number = value.total_seconds() if isinstance(value, timedelta) else value

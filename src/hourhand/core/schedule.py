@@ -106,7 +106,10 @@ def parse_schedule(
         return Schedule("once", "once", "UTC", "shift", now + parse_span(match[1]))
     if re.match(r"\d{4}-\d\d", words):
         return _parse_instant(words, now, grace)
-    return _parse_cron(words, timezone, dst, now)
+    schedule = _parse_cron(words, timezone, dst)
+    if schedule.next_after(now) is None:
+        raise InvalidSchedule(f"{text!r} can never fire: there is no such date")
+    return schedule
 
 
 def parse_span(text: str) -> timedelta:
@@ -157,7 +160,8 @@ def _parse_instant(text: str, now: datetime, grace: float) -> Schedule:
     return Schedule("once", "once", "UTC", "shift", instant)
 
 
-def _parse_cron(text: str, timezone: str, dst: str, now: datetime) -> Schedule:
+@lru_cache(maxsize=16_384)
+def _parse_cron(text: str, timezone: str, dst: str) -> Schedule:
     expression = _NAMED.get(text.lower(), text)
     if expression.startswith("@"):
         raise InvalidSchedule(f"{text!r} is not known; there are {', '.join(_NAMED)} and @every 90s")
@@ -170,10 +174,7 @@ def _parse_cron(text: str, timezone: str, dst: str, now: datetime) -> Schedule:
             raise InvalidSchedule(f"{text!r} can never fire: there is no such date") from None
         raise InvalidSchedule(f"{text!r} is not a cron expression: {str(error).lower()}") from None
     expression = " ".join(parsed.parts if len(fields) == 6 else parsed.parts[1:])
-    schedule = Schedule("cron", expression, timezone, dst)
-    if schedule.next_after(now) is None:
-        raise InvalidSchedule(f"{text!r} can never fire: there is no such date")
-    return schedule
+    return Schedule("cron", expression, timezone, dst)
 
 
 def _reads(fields: list[str]) -> bool:
@@ -224,6 +225,7 @@ def _next_local(expression: str, local: datetime) -> datetime | None:
         return None
 
 
+@lru_cache(maxsize=16_384)
 def _next_cron(expression: str, timezone: str, dst: str, instant: datetime) -> datetime | None:
     instant = instant.astimezone(UTC).replace(microsecond=0)
     fields = expression.split()

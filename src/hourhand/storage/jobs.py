@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Protocol
@@ -85,36 +86,56 @@ async def put_job(door: Door, job: JobDefinition, lane: int, now: datetime, *, r
     return outcome
 
 
-class BulkJobs:
-    """Jobs by COPY, all of them or none. Those whose name is taken go the ordinary way, one by one."""
+Define = Callable[[Sequence[Mapping[str, Any]]], list[JobDefinition]]
 
-    def __init__(self, database: Database, connection: asyncpg.Connection, lane: Callable[[str], Awaitable[int]]) -> None:
+
+class BulkJobs:
+    """Jobs by COPY, all of them or none. Those whose name is taken go the ordinary way, one by one.
+
+    While the database takes in one part, the next one is being checked, in a thread: most of either time is the other's to use.
+    """
+
+    def __init__(
+        self, database: Database, connection: asyncpg.Connection, lane: Callable[[str], Awaitable[int]], now: datetime
+    ) -> None:
         self._sql = database.sql
         self._schema = database.schema
         self._connection = connection
         self._lane = lane
+        self._defined_at = now
 
-    async def put(self, jobs: Iterator[JobDefinition], replace: bool, progress: Progress) -> dict[str, int]:
+    async def put(self, given: Iterator[Mapping[str, Any]], define: Define, replace: bool, progress: Progress) -> dict[str, int]:
         counts = {"added": 0, "replaced": 0, "unchanged": 0}
-        while chunk := list(islice(jobs, CHUNK)):
-            names = {job.name for job in chunk}
-            if len(names) < len(chunk):
-                raise InvalidOption(f"the name {_twice(chunk)!r} comes twice")
-            taken = {row[0] for row in await self._connection.fetch(self._sql["taken_names"], list(names))}
-            fresh = [job for job in chunk if job.name not in taken]
-            if fresh:
-                await self._copy(fresh)
-                counts["added"] += len(fresh)
-            door = CallersDoor(self._connection, self._sql)
-            for job in chunk:
-                if job.name in taken:
-                    now = await present(door)
-                    outcome = await put_job(door, job, await self._lane_of(job), now, replace=replace)
-                    counts[outcome] += 1
-            progress(len(chunk))
+        part = list(islice(given, CHUNK))
+        checking = asyncio.ensure_future(asyncio.to_thread(define, part))
+        try:
+            while part:
+                jobs = await checking
+                part = list(islice(given, CHUNK))
+                checking = asyncio.ensure_future(asyncio.to_thread(define, part))
+                await self._put(jobs, replace, counts)
+                progress(len(jobs))
+        finally:
+            await asyncio.wait([checking])
+            checking.cancelled() or checking.exception()
         # One word for all of them: every scheduler looks at its shards.
         await self._connection.execute(self._sql["notify"], ["l"])
         return counts
+
+    async def _put(self, jobs: list[JobDefinition], replace: bool, counts: dict[str, int]) -> None:
+        names = [job.name for job in jobs]
+        if len(set(names)) < len(names):
+            raise InvalidOption(f"the name {next(one for one in names if names.count(one) > 1)!r} comes twice")
+        taken = {row[0] for row in await self._connection.fetch(self._sql["taken_names"], names)}
+        fresh = [job for job in jobs if job.name not in taken]
+        if fresh:
+            await self._copy(fresh)
+            counts["added"] += len(fresh)
+        door = CallersDoor(self._connection, self._sql)
+        for job in jobs:
+            if job.name in taken:
+                outcome = await put_job(door, job, await self._lane_of(job), await present(door), replace=replace)
+                counts[outcome] += 1
 
     async def _lane_of(self, job: JobDefinition) -> int:
         return lane_of(await self._lane(job.queue), job.priority)
@@ -128,7 +149,9 @@ class BulkJobs:
             one = job.schedule
             key = (shard, one.kind, one.expression, one.timezone, one.dst, one.anchor)
             if key not in rows:
-                rows[key] = job.first_run_at(now)
+                # As it was computed when the job was checked, unless that instant has come meanwhile.
+                first = job.first_run_at(self._defined_at)
+                rows[key] = first if first is not None and first > now else job.first_run_at(now)
         columns = [list(column) for column in zip(*rows, strict=True)]
         await connection.execute(sql["make_schedules"], *columns, list(rows.values()))
         numbers = [row[0] for row in await connection.fetch(sql["schedule_numbers"], *columns)]
@@ -158,8 +181,3 @@ class BulkJobs:
             # Fired at this very moment, without them, perhaps: then they start by themselves.
             await connection.execute(sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
             await connection.fetch(sql["late_jobs"], [number for number, _ in soon])
-
-
-def _twice(jobs: Sequence[JobDefinition]) -> str:
-    seen: set[str] = set()
-    return next(job.name for job in jobs if job.name in seen or seen.add(job.name))  # type: ignore[func-returns-value]

@@ -6,10 +6,10 @@ transaction of theirs, `..._sync(connection=...)`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -236,22 +236,24 @@ class Jobs:
         database, gateway = (opened := await self._app._open()).database, opened.gateway
         now = await present(OwnDoor(database))
         tell = progress or (lambda count: None)
+        checked = count(1)
+
+        def define(part: Sequence[Mapping[str, Any]]) -> list[JobDefinition]:
+            return [self._numbered(next(checked), one, now) for one in part]
 
         async def work(own: asyncpg.Connection) -> dict[str, int]:
             async with own.transaction():
-                return await BulkJobs(database, own, gateway.queue_number).put(self._defined(jobs, now), replace, tell)
+                return await BulkJobs(database, own, gateway.queue_number, now).put(iter(jobs), define, replace, tell)
 
         counts = await (work(connection) if connection is not None else database.using(work))
         return BulkAdded(**counts)
 
-    def _defined(self, jobs: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[JobDefinition]:
-        for place, given in enumerate(jobs):
-            try:
-                rest = dict(given)
-                name = rest.pop("name", None)
-                yield define_job(name or "", job_options(rest), now=now, registry=self._app.registry)
-            except (ValueError, TypeError) as error:
-                raise InvalidOption(f"job number {place + 1}: {error}. Nothing was added") from error
+    def _numbered(self, place: int, given: Mapping[str, Any], now: datetime) -> JobDefinition:
+        try:
+            rest = dict(given)
+            return define_job(rest.pop("name", ""), job_options(rest), now=now, registry=self._app.registry)
+        except (ValueError, TypeError) as error:
+            raise InvalidOption(f"job number {place}: {error}. Nothing was added") from error
 
     # Looking
 
@@ -277,10 +279,12 @@ class Jobs:
         rows = await database.fetch("list_jobs", after, task, number, tag, search, state, limit)
         return [StoredJob.of(row[0]).view() for row in rows]
 
-    async def next(self, name: str, count: int = 10) -> Instants:
+    async def next(self, name: str, limit: int = 10) -> Instants:
         """The next firings of a job, within its own limits."""
+        if not 1 <= limit <= 10_000:
+            raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
         stored = await self._find(await self._door(None), name)
-        return [] if stored.paused_at else list(islice(stored.upcoming_firings(), count))
+        return [] if stored.paused_at else list(islice(stored.upcoming_firings(), limit))
 
     async def runs(self, name: str, limit: int = 20) -> RunViews:
         """The job's latest runs, by the instant they are for."""

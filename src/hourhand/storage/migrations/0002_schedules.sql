@@ -373,9 +373,7 @@ DECLARE
     same_schedule boolean := false;
     boundary timestamptz;
 BEGIN
-    -- One at a time for a name: two that add it at once must not both find it missing.
-    PERFORM pg_advisory_xact_lock(hashtext('hourhand'), hashtext(given->>'name'));
-    SELECT * INTO old FROM hourhand.jobs j WHERE j.name = given->>'name';
+    SELECT * INTO old FROM hourhand.jobs j WHERE j.name = given->>'name' FOR UPDATE;
     IF old.id IS NOT NULL THEN
         SELECT * INTO plan FROM hourhand.schedules s WHERE s.id = old.schedule_id;
         same_schedule := plan.kind = kind AND plan.expression = given->>'expression' AND plan.timezone = given->>'timezone'
@@ -433,8 +431,23 @@ BEGIN
     END IF;
     fresh.version := fresh.version + 1;
     fresh.updated_at := clock_timestamp();
-    DELETE FROM hourhand.jobs j WHERE j.id = old.id;
-    INSERT INTO hourhand.jobs SELECT fresh.*;
+    IF old.id IS NULL THEN
+        INSERT INTO hourhand.jobs SELECT fresh.* ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            -- Somebody has added it at the same moment: then it is there now, and this is a second time.
+            SELECT again.job_id, again.outcome, again.next_at INTO job_id, outcome, next_at
+            FROM hourhand.put_job(definition, replace, expected) AS again;
+            RETURN;
+        END IF;
+    ELSE
+        UPDATE hourhand.jobs j SET
+            (schedule_id, active_since, paused_at, start_at, end_at, updated_at, lane, version, max_missed, misfire_grace, flexible,
+             max_runs, task, payload, missed_window, overlap, declared_by, tags, options)
+            = (SELECT fresh.schedule_id, fresh.active_since, fresh.paused_at, fresh.start_at, fresh.end_at, fresh.updated_at,
+                      fresh.lane, fresh.version, fresh.max_missed, fresh.misfire_grace, fresh.flexible, fresh.max_runs, fresh.task,
+                      fresh.payload, fresh.missed_window, fresh.overlap, fresh.declared_by, fresh.tags, fresh.options)
+        WHERE j.id = old.id;
+    END IF;
     IF old.max_runs IS DISTINCT FROM fresh.max_runs AND fresh.max_runs IS NULL THEN
         DELETE FROM hourhand.counters c WHERE c.job_id = fresh.id;
     END IF;
@@ -501,8 +514,7 @@ DECLARE
     old hourhand.jobs;
     boundary timestamptz;
 BEGIN
-    PERFORM hourhand.lock_job(number);
-    SELECT * INTO old FROM hourhand.jobs WHERE id = number;
+    SELECT * INTO old FROM hourhand.jobs WHERE id = number FOR UPDATE;
     IF old.id IS NULL OR old.paused_at IS NOT NULL THEN
         RETURN old.paused_at;
     END IF;
@@ -526,8 +538,7 @@ DECLARE
     wanted text;
     one timestamptz;
 BEGIN
-    PERFORM hourhand.lock_job(number);
-    SELECT * INTO old FROM hourhand.jobs WHERE id = number;
+    SELECT * INTO old FROM hourhand.jobs WHERE id = number FOR UPDATE;
     resumed := old.paused_at IS NOT NULL; started := 0; left_out := 0;
     IF NOT coalesce(resumed, false) THEN
         RETURN;
@@ -571,17 +582,11 @@ BEGIN
     WHERE plan.next_run_at IS NOT NULL;
 END $$;
 
--- Whoever changes a job takes this first, by its name.
-CREATE FUNCTION hourhand.lock_job(number bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock(hashtext('hourhand'), hashtext(name)) FROM hourhand.jobs WHERE id = number
-$$;
-
 -- The job is gone; its runs and what is on record of it stay.
 CREATE FUNCTION hourhand.delete_job(number bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     schedule bigint;
 BEGIN
-    PERFORM hourhand.lock_job(number);
     DELETE FROM hourhand.jobs WHERE id = number RETURNING schedule_id INTO schedule;
     IF NOT FOUND THEN
         RETURN false;

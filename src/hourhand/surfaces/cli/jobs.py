@@ -731,13 +731,13 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     misfire_grace: float | str | UnsetType = UNSET
     overlap: str | UnsetType = UNSET
     flexible_window: float | str | UnsetType = UNSET
-    start_at: str | None | UnsetType = UNSET
-    end_at: str | None | UnsetType = UNSET
-    max_runs: int | None | UnsetType = UNSET
-    max_attempts: int | None | UnsetType = UNSET
-    timeout: float | None | UnsetType = UNSET
+    start_at: str | UnsetType | None = UNSET
+    end_at: str | UnsetType | None = UNSET
+    max_runs: int | UnsetType | None = UNSET
+    max_attempts: int | UnsetType | None = UNSET
+    timeout: float | UnsetType | None = UNSET
     tags: list[str] | UnsetType = UNSET
-    then: str | None | UnsetType = UNSET
+    then: str | UnsetType | None = UNSET
 
 
 def _add_file(app: Hourhand, name: str | None, given: dict[str, Any], file: str, replace: bool) -> BulkAdded:
