@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 
 import pytest
+from cronsim import CronSim, CronSimError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hourhand.core.errors import InvalidSchedule
-from hourhand.core.schedule import Schedule, parse_schedule, parse_span
+from hourhand.core.schedule import Schedule, _next_local, parse_schedule, parse_span
 
 NOW = datetime(2026, 3, 7, 12, tzinfo=UTC)
 
@@ -183,3 +184,33 @@ def test_the_next_firing_does_not_depend_on_where_one_asks_from(after: datetime,
     assert at is not None
     middle = after + (at - after) * steps / 31
     assert schedule.next_after(middle) == at
+
+
+_FIELD = st.sampled_from(["*", "0", "5", "*/7", "10-20", "1,3,22"])
+_DAYS = st.sampled_from(["*", "1", "15", "L", "LW", "*/9", "31", "29"])
+_MONTHS = st.sampled_from(["*", "2", "JAN-MAR", "4,6,9", "12"])
+_WEEKDAYS = st.sampled_from(["*", "MON", "5#2", "6L", "1-5", "0"])
+
+
+@given(
+    _FIELD,
+    _FIELD,
+    st.sampled_from(["*", "3", "0,12", "*/5"]),
+    _DAYS,
+    _MONTHS,
+    _WEEKDAYS,
+    st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1)),
+)
+def test_stepping_by_fields_is_what_cronsim_does_second_by_second(
+    second: str, minute: str, hour: str, day: str, month: str, weekday: str, start: datetime
+) -> None:
+    expression = f"{second} {minute} {hour} {day} {month} {weekday}"
+    try:
+        expected = CronSim(expression, start)
+    except CronSimError:
+        return
+    at: datetime | None = start
+    for _, wanted in zip(range(5), expected, strict=False):
+        assert at is not None
+        at = _next_local(expression, at)
+        assert at == wanted

@@ -10,11 +10,11 @@ with a wildcard minute or hour follow real time: they fire at every instant whos
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 
@@ -42,6 +42,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _SHORTEST = timedelta(seconds=1)
 _LONGEST = timedelta(days=3_660)
 _FOREVER = datetime(9000, 1, 1, tzinfo=UTC)
+_PLAIN = re.compile(r"[\d\s*/,-]+")
+"""Nothing but numbers, steps, ranges and lists: every cron has these."""
+_SECOND = timedelta(seconds=1)
+_DAY = timedelta(days=1)
 _NEAR = timedelta(hours=26)
 """Further than any clock change has ever moved local time, date line included."""
 
@@ -196,6 +200,8 @@ def _refuse_dialects(text: str, fields: list[str]) -> None:
         raise InvalidSchedule(
             f"{text!r} has {len(fields)} fields; cron has five (minute hour day month weekday), or six with seconds first"
         )
+    if _PLAIN.fullmatch(text):
+        return
     day = fields[-3].upper()
     if re.search(r"\d+W", day) or re.fullmatch(r"W\d+", day):
         raise InvalidSchedule(f"{text!r}: nW (the weekday nearest to a day) is not supported; LW (the last weekday) is")
@@ -215,14 +221,58 @@ def _parsed(expression: str) -> CronSim:
     return CronSim(expression, datetime(2000, 1, 1))
 
 
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """An expression as cronsim has read it, sorted for looking up."""
+
+    hours: tuple[int, ...]
+    minutes: tuple[int, ...]
+    seconds: tuple[int, ...]
+    months: frozenset[int]
+    match_day: Callable[[date], bool]
+
+    def time_from(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
+        """The first matching time of day, this one included."""
+        place = bisect_left(self.hours, hour)
+        if place < len(self.hours) and self.hours[place] == hour:
+            inner = bisect_left(self.minutes, minute)
+            if inner < len(self.minutes) and self.minutes[inner] == minute:
+                last = bisect_left(self.seconds, second)
+                if last < len(self.seconds):
+                    return hour, minute, self.seconds[last]
+                inner += 1
+            if inner < len(self.minutes):
+                return hour, self.minutes[inner], self.seconds[0]
+            place += 1
+        return (self.hours[place], self.minutes[0], self.seconds[0]) if place < len(self.hours) else None
+
+
+@lru_cache(maxsize=65_536)
+def _fields(expression: str) -> _Fields:
+    parsed = _parsed(expression)
+    hours, minutes, seconds = (tuple(sorted(one)) for one in (parsed.hours, parsed.minutes, parsed.seconds))
+    return _Fields(hours, minutes, seconds, frozenset(parsed.months), parsed.match_day)
+
+
 def _next_local(expression: str, local: datetime) -> datetime | None:
-    """The first local time after `local` that matches, as if clocks never changed."""
-    simulation = copy.copy(_parsed(expression))
-    simulation.dt = local.replace(microsecond=0)
+    """The first local time after `local` that matches, as if clocks never changed. What the fields mean is cronsim's to say;
+    stepping through them second by second, as it does, would cost ten times as much."""
+    one = _fields(expression)
     try:
-        return next(simulation)
-    except (StopIteration, OverflowError):
+        at = local.replace(microsecond=0) + _SECOND
+        day, time = at.date(), one.time_from(at.hour, at.minute, at.second)
+        if time is None:
+            day, time = day + _DAY, one.time_from(0, 0, 0)
+        while not (day.month in one.months and one.match_day(day)):
+            # A whole month at a time where the month is wrong; fifty years without a match are for ever.
+            day = day + _DAY if day.month in one.months else (day.replace(day=1) + 32 * _DAY).replace(day=1)
+            time = one.time_from(0, 0, 0)
+            if day.year > local.year + 50:
+                return None
+    except OverflowError:
         return None
+    assert time is not None
+    return datetime(day.year, day.month, day.day, *time)
 
 
 @lru_cache(maxsize=16_384)

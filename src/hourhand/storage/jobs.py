@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from hourhand.storage.database import Database
 
 CHUNK = 10_000
 _SOON = timedelta(seconds=3)
+_SOME = datetime(2000, 1, 1, tzinfo=UTC)
 _COLUMNS = (
     "id", "schedule_id", "active_since", "start_at", "end_at", "created_at", "updated_at", "lane", "max_missed", "misfire_grace",
     "flexible", "max_runs", "shard", "name", "task", "payload", "missed_window", "overlap", "tags", "options",
@@ -152,12 +153,15 @@ class BulkJobs:
                 # As it was computed when the job was checked, unless that instant has come meanwhile.
                 first = job.first_run_at(self._defined_at)
                 rows[key] = first if first is not None and first > now else job.first_run_at(now)
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        await connection.execute(sql["make_schedules"], *columns, list(rows.values()))
-        numbers = [row[0] for row in await connection.fetch(sql["schedule_numbers"], *columns)]
-        if len(numbers) < len(rows):
+        keys = sorted(rows, key=_in_order)
+        columns = [list(column) for column in zip(*keys, strict=True)]
+        made = await connection.fetch(sql["make_schedules"], *columns, [rows[key] for key in keys])
+        # All new, as a rule; if not, they are looked up and held against removal.
+        found = made if len(made) == len(keys) else await connection.fetch(sql["schedule_numbers"], *columns)
+        if len(found) < len(keys):
             raise InvalidOption("a schedule was removed while its jobs were being added; try again")
-        schedules = dict(zip(rows, numbers, strict=True))
+        schedules = {key: row[0] for key, row in zip(keys, found, strict=True)}
+        lanes = {kind: lane_of(await self._lane(kind[0]), kind[1]) for kind in {(job.queue, job.priority) for job in jobs}}
         records, soon = [], []
         for job, (number, shard) in zip(jobs, places, strict=True):
             one = job.schedule
@@ -168,7 +172,7 @@ class BulkJobs:
                 if one.anchor < now + _SOON:
                     soon.append((number, schedule))
             records.append((
-                number, schedule, active, job.start_at, job.end_at, now, now, await self._lane_of(job), job.max_missed,
+                number, schedule, active, job.start_at, job.end_at, now, now, lanes[job.queue, job.priority], job.max_missed,
                 job.misfire_grace, job.flexible_window, job.max_runs, shard, job.name, job.task, job.payload, job.missed_window,
                 None if job.overlap == "allow" else job.overlap, list(job.tags) or None,
                 None if job.options is None else msgspec.json.encode(job.options).decode(),
@@ -181,3 +185,8 @@ class BulkJobs:
             # Fired at this very moment, without them, perhaps: then they start by themselves.
             await connection.execute(sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
             await connection.fetch(sql["late_jobs"], [number for number, _ in soon])
+
+
+def _in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    *rest, anchor = key
+    return (*rest, anchor is not None, anchor or _SOME)

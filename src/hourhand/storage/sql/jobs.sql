@@ -73,12 +73,13 @@ FROM (SELECT nextval('hourhand.job_numbers') AS number FROM generate_series(1, $
 SELECT name FROM hourhand.jobs WHERE name = ANY ($1::text[]);
 
 -- name: make_schedules
--- Rows for schedules that may be there already; sorted, so that two who do this at once do not wait for each other in a ring.
+-- Rows for schedules that may be there already, in the order given: sorted, so that two who do this at once do not wait
+-- for each other in a ring.
 INSERT INTO hourhand.schedules (shard, kind, expression, timezone, dst, anchor, next_run_at)
 SELECT * FROM unnest($1::smallint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::timestamptz[])
     AS given (shard, kind, expression, timezone, dst, anchor, next_run_at)
-ORDER BY shard, kind, expression, timezone, dst, anchor
-ON CONFLICT DO NOTHING;
+ON CONFLICT DO NOTHING
+RETURNING id;
 
 -- name: schedule_numbers
 -- Held against removal until the jobs that point at them are in.

@@ -53,17 +53,23 @@ SELECT id FROM hourhand.schedules WHERE id = ANY ($1::bigint[]) FOR NO KEY UPDAT
 -- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
 -- under the epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a
 -- schedule moves only from the very instant it was planned for, and only if the database's clock says it is due; the
--- ledger and the runs follow from what moved.
+-- ledger and the runs follow from what moved. (Rows are picked by ctid, so that the planner cannot read the whole table for
+-- them; one that was changed meanwhile is compared again in its new version.)
 WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
     WHERE s.owner = $1 FOR SHARE OF s),
+picked AS MATERIALIZED (
+    SELECT planned.*, fence.epoch, found.place
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision)
+    CROSS JOIN LATERAL (SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1) AS found
+    JOIN fence ON fence.shard = found.shard),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
-    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision), fence
-    WHERE s.id = planned.id AND s.shard = fence.shard AND s.revision = planned.revision
+    FROM picked AS planned
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.revision = planned.revision
       AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
-    RETURNING s.id, planned.due_at, fence.epoch),
+    RETURNING s.id, planned.due_at, planned.epoch),
 chosen AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, j.*
     FROM moved m CROSS JOIN LATERAL (
@@ -113,12 +119,17 @@ WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
     WHERE s.owner = $1 FOR SHARE OF s),
+picked AS MATERIALIZED (
+    SELECT planned.*, fence.epoch, found.place
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision)
+    CROSS JOIN LATERAL (SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1) AS found
+    JOIN fence ON fence.shard = found.shard),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
-    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision), fence
-    WHERE s.id = planned.id AND s.shard = fence.shard AND s.revision = planned.revision
+    FROM picked AS planned
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.revision = planned.revision
       AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
-    RETURNING s.id, planned.due_at, fence.epoch),
+    RETURNING s.id, planned.due_at, planned.epoch),
 instants AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, m.epoch, given.at
     FROM moved m JOIN unnest($8::bigint[], $9::timestamptz[]) AS given (schedule_id, at) ON given.schedule_id = m.id),
@@ -194,10 +205,15 @@ WHERE shard = $1 AND kind = 'cron' AND timezone <> 'UTC' AND next_run_at > clock
 -- of their jobs.
 WITH fence AS (
     SELECT s.shard FROM hourhand.shards s WHERE s.shard = $2 AND s.epoch = $3 AND s.owner = $1 FOR SHARE OF s),
+picked AS MATERIALIZED (
+    SELECT planned.*, found.place
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, before_, after_)
+    CROSS JOIN LATERAL (SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1) AS found
+    JOIN fence ON fence.shard = found.shard),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.after_
-    FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, before_, after_), fence
-    WHERE s.id = planned.id AND s.shard = fence.shard AND s.next_run_at = planned.before_
+    FROM picked AS planned
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.next_run_at = planned.before_
     RETURNING s.id, planned.before_, planned.after_),
 noted AS (
     INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
