@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant("fleet: wheel trusted without a second look", FIRING, *NOT_DUE, FLEET,
            also=((f"{ENGINE}/scheduler.py", "if one.due_at > one.present:", "if False:"),)),
     Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=(
-        ("src/hourhand/storage/schedules.py", "row[7], row[8], row[9])", "row[7], row[8], Clock().instant())"),
+        ("src/hourhand/storage/schedules.py", "*row[7:])", "*row[7:9], Clock().instant(), row[10])"),
         ("src/hourhand/storage/schedules.py", "from hourhand.core.schedule import Schedule", "from hourhand.core.clock import Clock\nfrom hourhand.core.schedule import Schedule"))),
     Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=(
         (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),

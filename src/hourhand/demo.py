@@ -1,4 +1,4 @@
-"""The app that `hourhand up` runs when none is given: one task of each kind."""
+"""The app that `hourhand up` runs when none is given: one task of each kind, and jobs that fire by themselves."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ async def flaky(ctx: Context) -> str:
 async def hopeless() -> None:
     """Gives up at once and ends in the dead letters: see `hourhand dead list`."""
     raise ValueError("nothing can be done")
+
+
+@app.every("15s", overlap="skip")
+async def heartbeat(ctx: Context) -> str:
+    """A declared job: it fires every 15 seconds, never twice at once. See `hourhand why heartbeat`."""
+    ctx.log.info("demo.heartbeat", scheduled_at=ctx.scheduled_at.isoformat())
+    return f"fired for {ctx.scheduled_at:%H:%M:%S}"
+
+
+@app.cron("0 9 * * 1-5", timezone="America/New_York", payload={"kind": "daily"}, then=greet.step(name="whoever reads reports"))
+async def report(kind: str) -> str:
+    """Nine o'clock in New York on working days; when it has succeeded, somebody is greeted."""
+    return f"the {kind} report"
 
 
 async def enqueue_samples(app: Hourhand) -> None:

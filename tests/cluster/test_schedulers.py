@@ -118,6 +118,7 @@ async def test_every_firing_once_through_kills_sleeps_and_wrong_clocks(
     for _ in range(3):
         await asyncio.sleep(1.5)
         await sleep_past_the_lease(sql, schema, *three[0])
+        await mislead(sql, schema)
         await asyncio.sleep(1.0)
         three.pop(1)[0].kill()
         # The one that slept is alive again, under another name, and sleeps last.
@@ -156,6 +157,12 @@ async def test_every_firing_once_through_kills_sleeps_and_wrong_clocks(
     )
     assert refused > 0, "a deposed owner tried, and was refused"
     assert not any("firing.twice" in one.text() for one in fleet.processes), "the second barrier was never needed"
+
+
+async def mislead(sql: asyncpg.Connection, schema: str) -> None:
+    """Hints that are wrong: schedules that are not due are said to be."""
+    words = f"SELECT pg_notify('{schema}', format('s:%s:%s:%s', shard, id, extract(epoch FROM clock_timestamp())))"
+    await sql.execute(f"{words} FROM {schema}.schedules WHERE next_run_at > clock_timestamp() + interval '2 seconds'")
 
 
 async def sleep_past_the_lease(sql: asyncpg.Connection, schema: str, one: Process, bed: Path) -> None:

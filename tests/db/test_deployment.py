@@ -103,6 +103,8 @@ async def test_apps_do_not_touch_each_others_jobs(url: str, schema: str) -> None
         done = await billing.deployment.apply()
         assert (done.added, done.removed, done.refused) == (("b",), (), ("mine",))
         assert (await shop.jobs.show("mine")).schedule == "0 0 * * *", "a job that was added otherwise is not taken over"
+        await shop.jobs.delete("mine")
+        assert (await billing.deployment.apply()).added == ("mine",), "tried again until the name is free"
         nothing = version(url, schema, name="another")
         async with nothing:
             assert not (await nothing.deployment.apply()).applied

@@ -89,6 +89,11 @@ async def test_a_delay_said_again_while_it_is_pending_is_the_same(app: Hourhand)
         ({"schedule": "@hourly", "payload": {"n": object()}}, InvalidPayload, "JSON"),
         ({"schedule": "@hourly", "queue": "no such name!"}, InvalidOption, "name of a queue"),
         ({"schedule": "@hourly", "then": 7}, InvalidOption, "then takes"),
+        ({"schedule": "@hourly", "timezone": None}, InvalidOption, "timezone must be"),
+        ({"schedule": "every 5m", "anchor": "yesterday"}, InvalidOption, "anchor"),
+        ({"schedule": "@hourly", "payload": 5}, InvalidPayload, "mapping"),
+        ({"schedule": "@hourly", "timeout": "soon"}, InvalidSchedule, "duration"),
+        ({"schedule": 5}, InvalidSchedule, "schedule is needed"),
         ({"schedule": "@hourly", "task": "typed", "payload": {"m": 1}}, InvalidPayload, "argument"),
     ],
 )  # fmt: skip
@@ -122,6 +127,13 @@ async def test_an_update_changes_what_is_named_and_keeps_the_rest(app: Hourhand)
         await app.jobs.update("nobody", payload={})
     with pytest.raises(InvalidOption, match="has no"):
         await app.jobs.update("a", colour="red")
+
+
+async def test_a_large_bulk_of_known_names_needs_no_lock_for_each(app: Hourhand) -> None:
+    """PostgreSQL's table of locks is shared by everybody, and not large."""
+    many = [{"name": f"job-{n}", **HOURLY} for n in range(12_000)]
+    await app.jobs.add_many(many)
+    assert (await app.jobs.add_many(many)).unchanged == 12_000
 
 
 async def test_updates_at_once_do_not_lose_each_other(app: Hourhand) -> None:

@@ -208,6 +208,10 @@ async def test_a_backfill_can_be_followed_and_called_off(bench: Bench, app: Hour
     async for look in app.jobs.follow(done):
         assert look.ended == 4
     assert len((await app.jobs.backfill("job", T0, T0 + 4 * HOUR)).runs) == 4, "it can be asked for again"
+    assert len((await app.jobs.backfill("job", T0, T0 + 4 * HOUR, again=True)).runs) == 4
+    assert await app.jobs.cancel_backfill("job", T0, T0 + 4 * HOUR) == 8, "those of both"
+    with pytest.raises(InvalidOption, match="naive"):
+        await app.jobs.cancel_backfill("job", datetime(2026, 1, 1), T0)
 
 
 # Time zones and age

@@ -96,7 +96,7 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one expected firing."""
+    """What became of one expected firing, or of a run that was made by hand."""
 
     scheduled_at: datetime
     outcome: str
@@ -105,6 +105,8 @@ class Line:
     fired_at: datetime | None = None
     late_seconds: float | None = None
     node: str | None = None
+    by_hand: str | None = None
+    """`triggered` or `backfilled`: no schedule asked for it."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,9 +159,12 @@ class Account:
     def by_hand(self) -> list[Line]:
         """Runs that no schedule asked for."""
         return [
-            Line(one.scheduled_at, one.state, f"{one.by_hand} by hand; {one.reason or one.state}", ids.run_id(one.run))
+            Line(
+                one.scheduled_at, one.state, f"{one.by_hand} by hand; {one.reason or one.state}", ids.run_id(one.run),
+                by_hand=one.by_hand,
+            )
             for one in self._extra
-        ]
+        ]  # fmt: skip
 
     def _line(self, span: Span, at: datetime, swallowed: bool, known: bool) -> Line:
         facts = self._facts

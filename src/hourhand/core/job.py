@@ -78,7 +78,7 @@ class JobOptions:
     queue: str | None = None
     priority: str | None = None
     dst: str = "shift"
-    anchor: datetime | None = None
+    anchor: datetime | str | None = None
     missed_window: str = "RUN_ONCE"
     max_missed: int = 100
     misfire_grace: float | timedelta | str = 60.0
@@ -88,7 +88,7 @@ class JobOptions:
     end_at: datetime | str | None = None
     max_runs: int | None = None
     max_attempts: int | None = None
-    timeout: float | timedelta | None = None
+    timeout: float | timedelta | str | None = None
     tags: Any = ()
     then: Any = None
 
@@ -112,6 +112,8 @@ def define_job(
         return _define(name, given, now, registry, declared_by)
     except ConfigurationError as error:
         raise InvalidOption(str(error)) from None
+    except OverflowError:
+        raise InvalidOption(f"job {name!r}: one of its times is too far from now") from None
 
 
 def _define(name: str, given: JobOptions, now: datetime, registry: Registry, declared_by: str | None) -> JobDefinition:
@@ -119,10 +121,11 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     task = check_name("task", name if given.task is None else getattr(given.task, "name", given.task))
     if given.schedule is None:
         raise InvalidOption(f"job {name!r} needs a schedule: a cron expression, 'every 90s', 'in 10m', or an instant")
+    if not isinstance(given.timezone, str):
+        raise InvalidOption(f"timezone must be the name of a time zone, such as Europe/Berlin, not {given.timezone!r}")
     grace = duration("misfire_grace", given.misfire_grace, least=0.0)
-    schedule = parse_schedule(
-        given.schedule, timezone=given.timezone, dst=given.dst, now=now, anchor=given.anchor, grace=grace
-    )  # fmt: skip
+    anchor = instant("anchor", given.anchor)
+    schedule = parse_schedule(given.schedule, timezone=given.timezone, dst=given.dst, now=now, anchor=anchor, grace=grace)
     if given.anchor is not None and schedule.kind != "every":
         raise InvalidOption("anchor is where an interval is counted from; this schedule is no interval")
     start, end = instant("start_at", given.start_at), instant("end_at", given.end_at)
@@ -130,7 +133,7 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     definition = registry.tasks.get(task)
     special = _given(given)
     kept = merge(_NOTHING, special) if special else _NOTHING
-    payload = dict(given.payload or {})
+    payload = {} if given.payload is None else given.payload
     relative = schedule.kind == "once" and not given.schedule.strip()[:1].isdigit()
     return JobDefinition(
         name=name,
@@ -157,7 +160,8 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
 def _given(one: JobOptions) -> dict[str, Any]:
     """What a job has in common with an enqueued run."""
     given = {
-        "queue": one.queue, "priority": one.priority, "max_attempts": one.max_attempts, "timeout": one.timeout,
+        "queue": one.queue, "priority": one.priority, "max_attempts": one.max_attempts,
+        "timeout": parse_span(one.timeout) if isinstance(one.timeout, str) else one.timeout,
         "tags": one.tags or None, "then": one.then,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}

@@ -32,11 +32,22 @@ class Settings:
     poll: float = _setting(5.0, "HOURHAND_POLL", "seconds between two looks when no notification comes")
     max_result: int = _setting(256 * 1024, "HOURHAND_MAX_RESULT", "bytes of JSON up to which a run's result is kept")
 
+    catch_up_rate: float = _setting(
+        10.0,
+        "HOURHAND_CATCH_UP_RATE",
+        "runs a second at which each schedule makes up for what it missed, where RUN_ALL asks for it",
+    )
     retention: float = _setting(90.0, "HOURHAND_RETENTION", "days for which the history and the ledger are kept")
     keep_finished: float = _setting(1.0, "HOURHAND_KEEP_FINISHED", "days for which a one-off job is kept after it has run")
 
     def __post_init__(self) -> None:
-        for name, unit in (("lease", "seconds"), ("grace", "seconds"), ("poll", "seconds"), ("retention", "days")):
+        for name, unit in (
+            ("lease", "seconds"),
+            ("grace", "seconds"),
+            ("poll", "seconds"),
+            ("retention", "days"),
+            ("catch_up_rate", "runs"),
+        ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of {unit}, not {value!r}")

@@ -39,8 +39,6 @@ MOST_INSTANTS = 10_000
 SHARDS_AT_ONCE = 8
 LOCK_TIMEOUT = 0.3
 """How long a batch waits for somebody's open transaction that changes one of its schedules' jobs."""
-CATCH_UP_RATE = 10.0
-"""Runs a second and schedule at which RUN_ALL makes up for what was missed."""
 LARGE_CATCH_UP = 100
 
 
@@ -69,7 +67,8 @@ class Plan:
 class Scheduler:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self.node = Node(database, settings, "scheduler", {})
+        self._settings = settings
+        self.node = Node(database, settings, "scheduler", {"tzdata": tzdata_version()})
         self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
         self._planner = ScheduleGateway(database.link("planner"))
         self._shards = ScheduleGateway(database.link("elector"))
@@ -287,7 +286,9 @@ class Scheduler:
         planned, instants = [one for one, _ in plan.late[begin:end]], [many for _, many in plan.late[begin:end]]
         names = any(one.id in plan.large for one in planned)
         try:
-            late = await self._gateway.fire_late(self.node.id, plan.epochs, planned, instants, CATCH_UP_RATE, names=names)
+            late = await self._gateway.fire_late(
+                self.node.id, plan.epochs, planned, instants, self._settings.catch_up_rate, names=names
+            )
         except LockTimeout:
             late = {}
         for one, many in zip(planned, instants, strict=True):

@@ -86,7 +86,9 @@ class Deployment:
                 if reason is not None and not force:
                     return Deployed(False, reason)
                 done = await self._put_all(connection, sql, queues)
-                await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint)
+                # What was refused is tried again, until the name is free.
+                if not done.refused:
+                    await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint)
                 return done
 
         done = await opened.database.using(work)

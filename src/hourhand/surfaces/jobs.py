@@ -358,9 +358,7 @@ class Jobs:
     async def _plan_backfill(
         self, name: str, since: datetime, until: datetime, cap: int, rate: float, order: str, again: bool
     ) -> Backfill:
-        for label, one in (("since", since), ("until", until)):
-            if one.tzinfo is None:
-                raise InvalidOption(f"{label} is a naive datetime: give it a time zone")
+        _check_instants(since=since, until=until)
         if order not in ("oldest", "newest"):
             raise InvalidOption(f"order must be oldest or newest, not {order!r}")
         if not 1 <= cap <= 1_000_000 or not 0 < rate <= 100_000:
@@ -399,10 +397,12 @@ class Jobs:
             yield backfill
 
     async def cancel_backfill(self, name: str, since: datetime, until: datetime) -> int:
-        """Call off what a backfill of this period has not started yet, and forget it, so that it can be asked for again."""
+        """Call off what backfills of this period have not started yet, and forget it, so that it can be asked for again."""
+        _check_instants(since=since, until=until)
         database = await self._app._database()
         number = await self._number(database, name)
-        runs = [row["run_id"] for row in await database.fetch("backfilled", number, since, until) if row["run_id"]]
+        # The last first: of runs that wait for each other, none moves up to be called off.
+        runs = sorted((row["run_id"] for row in await database.fetch("pending_backfill", number, since, until)), reverse=True)
         called_off = [run for run in runs if await database.fetchval("cancel_pending", run, "the backfill was called off")]
         await database.fetch("forget_backfill", number, called_off)
         return len(called_off)
@@ -433,9 +433,7 @@ class Jobs:
     async def _account(
         self, name: str, at: datetime | None, since: datetime | None, until: datetime | None
     ) -> tuple[StoredJob, Account, datetime, datetime]:
-        for label, one in (("at", at), ("since", since), ("until", until)):
-            if one is not None and one.tzinfo is None:
-                raise InvalidOption(f"{label} is a naive datetime: give it a time zone")
+        _check_instants(at=at, since=since, until=until)
         database = await self._app._database()
         stored = await self._find(OwnDoor(database), name)
         if at is not None:
@@ -534,14 +532,20 @@ def changed(stored: StoredJob, changes: Mapping[str, Any], registry: Any) -> Job
     return fresh
 
 
+def _check_instants(**given: datetime | None) -> None:
+    for name, one in given.items():
+        if one is not None and one.tzinfo is None:
+            raise InvalidOption(f"{name} is a naive datetime ({one.isoformat()}): give it a time zone")
+        if one is not None and not 1900 <= one.year < 9000:
+            raise InvalidOption(f"{name} is too far from now: {one.isoformat()}")
+
+
 def _not_expected(stored: StoredJob, at: datetime) -> str:
-    job = stored.definition
-    around = [one for one in (job.schedule.next_after(at),) if one is not None]
-    hint = f"; the next after it is {around[0].isoformat()}" if around else ""
-    when = f"job {job.name!r} ({job.schedule.in_words()})"
-    if at < stored.active_since:
-        return f"{when} was not expected to fire at {at.isoformat()}: it is in force since {stored.active_since.isoformat()}"
-    return f"{when} was not expected to fire at {at.isoformat()}{hint}"
+    job, after = stored.definition, stored.definition.schedule.next_after(at)
+    text = f"job {job.name!r} ({job.schedule.in_words()}) was not expected to fire at {at.isoformat()}"
+    if at < stored.created_at:
+        return f"{text}: it was added at {stored.created_at.isoformat(timespec='seconds')}"
+    return f"{text}; the next after it is {after.isoformat()}" if after else text
 
 
 def _instant(text: str | None) -> datetime | None:

@@ -105,6 +105,8 @@ class NodeView:
     session: bool
     skew: float | None
     running: int
+    shards: int
+    """Of a scheduler: how many of the 256 parts of all jobs it fires."""
     info: dict[str, Any]
     stopped_at: datetime | None
     died_at: datetime | None

@@ -200,6 +200,7 @@ UPDATE hourhand.queues SET paused_at = NULL WHERE name = $1 RETURNING name, pg_n
 -- name: list_nodes
 SELECT n.id, n.kind, n.name, n.started_at, n.lease_until, n.session, n.skew, n.info, n.stopped_at, n.died_at,
        (SELECT count(*) FROM hourhand.running r WHERE r.worker_id = n.id) AS running,
+       (SELECT count(*) FROM hourhand.shards s WHERE s.owner = n.id) AS shards,
        CASE WHEN n.died_at IS NOT NULL THEN 'dead' WHEN n.stopped_at IS NOT NULL THEN 'stopped'
             WHEN n.lease_until < clock_timestamp() THEN 'late' ELSE 'alive' END AS state
 FROM hourhand.nodes n
@@ -232,4 +233,15 @@ WHERE xact_start < clock_timestamp() - make_interval(secs => $1) AND backend_typ
 ORDER BY xact_start LIMIT 20;
 
 -- name: default_partition_rows
-SELECT count(*) FROM (SELECT FROM hourhand.runs_default LIMIT 1000) AS strays;
+-- Of late: runs for days long past, as a backfill makes them, belong there.
+SELECT count(*) FROM (SELECT FROM hourhand.runs_default WHERE scheduled_at > now() - interval '7 days' LIMIT 1000) AS strays;
+
+-- name: trigger_facts
+-- Whether anything is to be fired, and whether it is: schedules that are overdue are counted up to a thousand.
+SELECT EXISTS (SELECT FROM hourhand.jobs) AS jobs,
+       (SELECT count(*) FROM hourhand.shards WHERE owner IS NULL) AS unowned,
+       (SELECT count(*) FROM (
+           SELECT FROM hourhand.shards s CROSS JOIN LATERAL (
+               SELECT FROM hourhand.schedules c
+               WHERE c.shard = s.shard AND c.next_run_at < clock_timestamp() - make_interval(secs => $1) LIMIT 1000) AS late
+           LIMIT 1000) AS overdue) AS overdue;

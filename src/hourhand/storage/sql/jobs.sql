@@ -48,6 +48,14 @@ SELECT run_id, at FROM hourhand.backfill_job($1::bigint, $2::timestamptz[], $3::
 SELECT d.scheduled_at, d.run_id FROM hourhand.decisions d
 WHERE d.job_id = $1 AND d.outcome = 'backfilled' AND d.scheduled_at >= $2 AND d.scheduled_at < $3 ORDER BY d.scheduled_at;
 
+-- name: pending_backfill
+-- Runs of a period that were asked for afterwards and have not started.
+SELECT run_id FROM hourhand.ready WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' = 'backfilled'
+UNION ALL
+SELECT run_id FROM hourhand.delayed WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' = 'backfilled'
+UNION ALL
+SELECT run_id FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' = 'backfilled';
+
 -- name: forget_backfill
 -- A backfill that was called off may be asked for again.
 DELETE FROM hourhand.decisions WHERE job_id = $1 AND outcome = 'backfilled' AND run_id = ANY ($2::bigint[]);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hourhand.core.clock import Clock
@@ -63,6 +63,10 @@ Url = Annotated[
 Data = Annotated[Path | None, typer.Option("--data", help="Directory of the embedded PostgreSQL.", envvar="HOURHAND_DATA")]
 Schema = Annotated[str | None, typer.Option("--schema", help="The schema that holds everything.", envvar="HOURHAND_SCHEMA")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+OnlyTask = Annotated[str | None, typer.Option("--task", help="Only this task.")]
+OnlyQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
+OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
 
 
 def make_app(app: str | None, url: str | None, data: Path | None, schema: str | None) -> Hourhand:
@@ -87,6 +91,42 @@ def run(app: Hourhand, work: Callable[[Hourhand], Awaitable[T]]) -> T:
             return await work(app)
 
     return polite(lambda: asyncio.run(whole()))
+
+
+def each(
+    app: Hourhand,
+    names: list[str],
+    kind: str,
+    verb: Callable[[Hourhand, str], Awaitable[dict[str, Any]]],
+    say: Callable[[dict[str, Any]], str],
+    as_json: bool,
+) -> None:
+    """One after the other, each told as it is done; one that cannot be done does not keep the others from it.
+
+    What the verb answers is told with the name that was given under `kind`, unless it says that better itself.
+    """
+    answers: list[dict[str, Any]] = []
+    codes: list[Exit] = []
+
+    async def work(app: Hourhand) -> None:
+        for name in dict.fromkeys(names):
+            try:
+                answer = {kind: name, **await verb(app, name)}
+            except HourhandError as error:
+                answers.append({kind: name, "error": str(error)})
+                codes.append(tell(error))
+                if isinstance(error, DatabaseUnavailable):
+                    return
+            else:
+                answers.append(answer)
+                if not as_json:
+                    out.print(plain(say(answer)), soft_wrap=True)
+
+    run(app, work)
+    if as_json:
+        print_json(answers)
+    if codes:
+        raise typer.Exit(codes[0])
 
 
 def polite(work: Callable[[], T]) -> T:
@@ -159,8 +199,36 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def table(*columns: str) -> Table:
+def table(*columns: Column) -> Table:
     return Table(*columns, box=None, header_style="bold", pad_edge=False)
+
+
+def fixed(name: str) -> Column:
+    return Column(name, no_wrap=True)
+
+
+def folded(name: str) -> Column:
+    """Of words that may be long."""
+    return Column(name, overflow="fold")
+
+
+def number(name: str) -> Column:
+    return Column(name, justify="right", no_wrap=True)
+
+
+def facts(about: Mapping[str, str | None]) -> Table:
+    """Name and value, line by line, of whatever has a value."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for name, value in about.items():
+        if value:
+            rows.add_row(name, plain(value))
+    return rows
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def ago(instant: datetime | None, now: datetime) -> str:

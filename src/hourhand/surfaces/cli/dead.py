@@ -13,10 +13,16 @@ from hourhand.surfaces.cli.common import (
     App,
     AsJson,
     Data,
+    OnlyQueue,
+    OnlyTag,
+    OnlyTask,
     Schema,
     Url,
+    Yes,
     ago,
     err,
+    fixed,
+    folded,
     instant,
     make_app,
     out,
@@ -34,9 +40,6 @@ from hourhand.surfaces.views import RunView
 commands = typer.Typer(help="Look at dead letters, edit them, send them back, throw them away.", no_args_is_help=True)
 
 RunIds = Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Ids of dead letters.", show_default=False)]
-Task = Annotated[str | None, typer.Option("--task", help="Only this task.")]
-Queue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
-Tag = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
 Error = Annotated[
     str | None,
     typer.Option("--error", metavar="TYPE", help="Only those whose last error is of this type, for example ValueError."),
@@ -51,14 +54,13 @@ Before = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest first.")]
 Everything = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @commands.command("list")
 def list_dead(
-    task: Task = None,
-    queue: Queue = None,
-    tag: Tag = None,
+    task: OnlyTask = None,
+    queue: OnlyQueue = None,
+    tag: OnlyTag = None,
     error: Error = None,
     since: Since = None,
     before: Before = None,
@@ -81,12 +83,7 @@ def list_dead(
     if not found:
         out.print("no dead letters match" if filters else "no dead letters")
         return
-    rows = table()
-    rows.add_column("run", no_wrap=True)
-    rows.add_column("task", overflow="fold")
-    rows.add_column("queue", overflow="fold")
-    rows.add_column("died", no_wrap=True)
-    rows.add_column("last error", overflow="fold")
+    rows = table(fixed("run"), folded("task"), folded("queue"), fixed("died"), folded("last error"))
     now = Clock().instant()
     cells = [(one.run_id, one.task, one.queue, ago(one.finished_at, now)) for one in found]
     # Cut here to what is left of a line: a column that may not wrap would make the table cut the ids as well.
@@ -151,9 +148,9 @@ def edit_dead(
 @commands.command("replay")
 def replay_dead(
     run_ids: RunIds = None,
-    task: Task = None,
-    queue: Queue = None,
-    tag: Tag = None,
+    task: OnlyTask = None,
+    queue: OnlyQueue = None,
+    tag: OnlyTag = None,
     error: Error = None,
     since: Since = None,
     before: Before = None,
@@ -194,9 +191,9 @@ def replay_dead(
 @commands.command("purge")
 def purge_dead(
     run_ids: RunIds = None,
-    task: Task = None,
-    queue: Queue = None,
-    tag: Tag = None,
+    task: OnlyTask = None,
+    queue: OnlyQueue = None,
+    tag: OnlyTag = None,
     error: Error = None,
     since: Since = None,
     before: Before = None,

@@ -16,6 +16,7 @@ from rich.text import Text
 from hourhand.core.clock import Clock
 from hourhand.core.errors import HourhandError, SchemaMismatch
 from hourhand.core.settings import Settings
+from hourhand.core.zones import tzdata_version
 from hourhand.storage.database import Database
 from hourhand.storage.embedded import default_data
 from hourhand.storage.migrate import OLDEST_SERVER, check_version, newest
@@ -24,6 +25,7 @@ from hourhand.surfaces.cli.common import App, AsJson, Data, Exit, Schema, Url, m
 WORST_SKEW = 1.0
 CROWDED = 0.8
 LONG_TRANSACTION = 60.0
+OVERDUE = 30.0
 MANY_STRAYS = 1_000
 """The statement that counts the rows of the default partition stops there."""
 
@@ -44,7 +46,7 @@ def doctor(
     data: Data = None,
     schema: Schema = None,
 ) -> None:
-    """Check the database, the schema, the clocks, the workers, and say what to do about what is wrong.
+    """Check the database, the schema, the clocks, the workers and schedulers, and say what to do about what is wrong.
 
     Ends with 1 if a check fails; warnings alone end with 0.
     """
@@ -160,6 +162,8 @@ async def _examine_work(database: Database) -> list[Check]:
     counted = f"{len(queues)} queue{'' if len(queues) == 1 else 's'}"
     return [
         check_workers(nodes),
+        check_schedulers(nodes, dict((await database.fetch("trigger_facts", OVERDUE))[0])),
+        check_zones(nodes),
         check_leases(nodes),
         check_parked(parked),
         check_strays(await database.fetchval("default_partition_rows")),
@@ -224,6 +228,29 @@ def check_workers(nodes: Sequence[Facts]) -> Check:
     if not alive:
         return Check("workers", "warn", "no worker is alive, so nothing runs. Start one: hourhand worker --app module:name")
     return Check("workers", "ok", f"{alive} alive")
+
+
+def check_schedulers(nodes: Sequence[Facts], facts: Facts) -> Check:
+    alive = sum(one["kind"] == "scheduler" and one["state"] == "alive" for one in nodes)
+    if not alive and facts["jobs"]:
+        return Check("schedulers", "warn", "no scheduler is alive, so no job fires. Start one: hourhand scheduler")
+    if facts["overdue"]:
+        many = f"{facts['overdue']:,}{' or more' * (facts['overdue'] >= 1000)}"
+        says = f"{many} schedules are overdue by more than {OVERDUE:g} s. Look at the schedulers' logs, or start another one."
+        return Check("schedulers", "warn", says)
+    if not alive:
+        return Check("schedulers", "ok", "none alive, and no job is registered")
+    if facts["unowned"]:
+        return Check("schedulers", "ok", f"{alive} alive; {facts['unowned']} shards are changing hands at this moment")
+    return Check("schedulers", "ok", f"{alive} alive, nothing is overdue")
+
+
+def check_zones(nodes: Sequence[Facts]) -> Check:
+    releases = sorted({msgspec.json.decode(one["info"]).get("tzdata", "") for one in nodes if one["kind"] == "scheduler"} - {""})
+    if len(releases) > 1:
+        says = f"schedulers go by different time zone rules (tzdata {', '.join(releases)}): upgrade tzdata on all of them."
+        return Check("time zones", "warn", says)
+    return Check("time zones", "ok", f"tzdata {(releases or [tzdata_version()])[0]}")
 
 
 def check_leases(nodes: Sequence[Facts]) -> Check:

@@ -11,7 +11,7 @@ from hourhand.core.clock import Clock
 from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, ago, make_app, out, plain, print_json, run, table
 from hourhand.surfaces.views import NodeView
 
-commands = typer.Typer(help="See which worker processes are there.", no_args_is_help=True)
+commands = typer.Typer(help="See which workers and schedulers are there.", no_args_is_help=True)
 
 _STYLES = {"alive": "green", "late": "yellow", "dead": "red"}
 
@@ -41,7 +41,7 @@ def list_nodes(
     rows.add_column("state", no_wrap=True)
     rows.add_column("kind", no_wrap=True)
     rows.add_column("name", overflow="fold")
-    rows.add_column("running", justify="right", no_wrap=True)
+    rows.add_column("does", justify="right", no_wrap=True)
     rows.add_column("queues", overflow="fold")
     rows.add_column("started", no_wrap=True)
     if gone:
@@ -49,17 +49,21 @@ def list_nodes(
     now = Clock().instant()
     for one in found:
         rows.add_row(
-            str(one.node), Text(one.state, _STYLES.get(one.state, "")), one.kind, plain(one.name), _running(one), _queues(one),
+            str(one.node), Text(one.state, _STYLES.get(one.state, "")), one.kind, plain(one.name), _does(one), _queues(one),
             ago(one.started_at, now), *([ago(one.died_at or one.stopped_at, now)] if gone else []),
         )  # fmt: skip
     out.print(rows)
 
 
-def _running(one: NodeView) -> str:
+def _does(one: NodeView) -> str:
+    if one.kind == "scheduler":
+        return f"{one.shards} shards"
     slots = one.info.get("concurrency")
-    return f"{one.running}/{slots}" if slots else str(one.running)
+    return f"{one.running}/{slots} runs" if slots else f"{one.running} runs"
 
 
 def _queues(one: NodeView) -> Text:
+    if one.kind == "scheduler":
+        return plain("")
     queues = one.info.get("queues")
     return plain("all" if queues is None else ", ".join(queues))

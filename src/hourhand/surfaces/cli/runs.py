@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from textwrap import indent
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from hourhand.core import ids
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable, HourhandError
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import (
     App,
     AsJson,
     Data,
-    Exit,
+    OnlyQueue,
+    OnlyTag,
+    OnlyTask,
     Schema,
     Url,
     ago,
+    each,
     err,
+    facts,
+    fixed,
+    folded,
     instant,
     make_app,
+    number,
     out,
     plain,
     print_json,
     run,
     span,
     table,
-    tell,
 )
 from hourhand.surfaces.views import STATES, RunView
 
@@ -53,16 +56,15 @@ Since = Annotated[
 ]
 
 _STYLES = {"succeeded": "green", "running": "cyan", "dead": "red", "lost": "red", "parked": "yellow", "expired": "yellow"}
-# What a list does not read from the database is left out of its JSON, lest it look empty.
 _UNREAD = ("enqueued_at", "expires_at", "payload", "options", "errors", "result", "progress")
 
 
 @commands.command("list")
 def list_runs(
     state: States = None,
-    task: Annotated[str | None, typer.Option("--task", help="Only this task.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only this queue.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")] = None,
+    task: OnlyTask = None,
+    queue: OnlyQueue = None,
+    tag: OnlyTag = None,
     key: Annotated[str | None, typer.Option("--key", help="Only runs with this key.")] = None,
     since: Since = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")] = 20,
@@ -79,19 +81,13 @@ def list_runs(
     filters: dict[str, Any] = {"task": task, "queue": queue, "tag": tag, "key": key, "since": since}
     found = run(make_app(app, database_url, data, schema), lambda app: app.runs.list(state=state or None, limit=limit, **filters))
     if as_json:
-        print_json([{name: value for name, value in one.to_dict().items() if name not in _UNREAD} for one in found])
+        print_json([listed(one) for one in found])
         return
     if not found:
         out.print("no runs match" if state or any(filters.values()) else "no runs yet")
         return
     now = Clock().instant()
-    rows = table()
-    rows.add_column("run", no_wrap=True)
-    rows.add_column("state", no_wrap=True)
-    rows.add_column("task", overflow="fold")
-    rows.add_column("queue", overflow="fold")
-    rows.add_column("attempt", justify="right", no_wrap=True)
-    rows.add_column("when", no_wrap=True)
+    rows = table(fixed("run"), fixed("state"), folded("task"), folded("queue"), number("attempt"), fixed("when"))
     for one in found:
         moment = one.finished_at or one.started_at or one.due_at or one.scheduled_at
         rows.add_row(one.run_id, colour(one.state), one.task, one.queue, str(one.attempt), ago(moment, now))
@@ -132,13 +128,14 @@ def cancel_runs(
     Example: hourhand runs cancel r_1f3k --reason "wrong customer"
     """
 
-    async def cancel(app: Hourhand, run_id: str) -> dict[str, str]:
-        return {"outcome": await app.runs.cancel(run_id, reason)}
+    async def cancel(app: Hourhand, given: str) -> dict[str, Any]:
+        run_id = ids.run_id(ids.parse_run_id(given))
+        return {"run_id": run_id, "outcome": await app.runs.cancel(run_id, reason)}
 
-    def say(run_id: str, one: dict[str, str]) -> str:
-        return f"{run_id} {'is cancelled' if one['outcome'] == 'cancelled' else 'is running and was asked to stop'}"
+    def say(one: dict[str, Any]) -> str:
+        return f"{one['run_id']} {'is cancelled' if one['outcome'] == 'cancelled' else 'is running and was asked to stop'}"
 
-    _each(make_app(app, database_url, data, schema), run_ids, cancel, say, as_json)
+    each(make_app(app, database_url, data, schema), run_ids, "run_id", cancel, say, as_json)
 
 
 @commands.command("retry")
@@ -155,46 +152,19 @@ def retry_runs(
     Example: hourhand runs retry r_1f3k r_1f3m
     """
 
-    async def retry(app: Hourhand, run_id: str) -> dict[str, str]:
-        return {"again_as": await app.runs.retry(run_id)}
+    async def retry(app: Hourhand, given: str) -> dict[str, Any]:
+        run_id = ids.run_id(ids.parse_run_id(given))
+        return {"run_id": run_id, "again_as": await app.runs.retry(run_id)}
 
-    def say(run_id: str, one: dict[str, str]) -> str:
-        return f"{run_id} runs again" + (f" as {one['again_as']}" if one["again_as"] != run_id else "")
+    def say(one: dict[str, Any]) -> str:
+        return f"{one['run_id']} runs again" + (f" as {one['again_as']}" if one["again_as"] != one["run_id"] else "")
 
-    _each(make_app(app, database_url, data, schema), run_ids, retry, say, as_json)
+    each(make_app(app, database_url, data, schema), run_ids, "run_id", retry, say, as_json)
 
 
-def _each(
-    app: Hourhand,
-    run_ids: list[str],
-    verb: Callable[[Hourhand, str], Awaitable[dict[str, str]]],
-    say: Callable[[str, dict[str, str]], str],
-    as_json: bool,
-) -> None:
-    """One after the other, each told as it is done; one that cannot be done does not keep the others from it."""
-    answers: list[dict[str, str]] = []
-    codes: list[Exit] = []
-
-    async def work(app: Hourhand) -> None:
-        for given in dict.fromkeys(run_ids):
-            try:
-                run_id = ids.run_id(ids.parse_run_id(given))
-                answer = await verb(app, run_id)
-            except HourhandError as error:
-                answers.append({"run_id": given, "error": str(error)})
-                codes.append(tell(error))
-                if isinstance(error, DatabaseUnavailable):
-                    return
-            else:
-                answers.append({"run_id": run_id, **answer})
-                if not as_json:
-                    out.print(say(run_id, answer), soft_wrap=True)
-
-    run(app, work)
-    if as_json:
-        print_json(answers)
-    if codes:
-        raise typer.Exit(codes[0])
+def listed(one: RunView) -> dict[str, Any]:
+    """What a list does not read from the database is left out of its JSON, lest it look empty."""
+    return {name: value for name, value in one.to_dict().items() if name not in _UNREAD}
 
 
 def colour(state: str) -> Text:
@@ -208,9 +178,6 @@ def moment(value: datetime, now: datetime) -> str:
 def print_run(one: RunView, now: datetime) -> None:
     """A run for reading: facts first, then what is long. Long lines are left for the terminal to wrap."""
     out.print(Text.assemble((one.run_id, "bold"), "  ", colour(one.state), "  ", one.task), soft_wrap=True)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
     took = (one.finished_at - one.started_at).total_seconds() if one.started_at and one.finished_at else None
     times = {
         "scheduled": one.scheduled_at, "enqueued": one.enqueued_at, "due": one.due_at, "expires": one.expires_at,
@@ -221,10 +188,7 @@ def print_run(one: RunView, now: datetime) -> None:
         "tags": ", ".join(one.tags), **{name: moment(value, now) for name, value in times.items() if value},
         "took": span(took), "node": None if one.node is None else str(one.node), "job": one.job_id,
     }  # fmt: skip
-    for name, value in about.items():
-        if value:
-            facts.add_row(name, plain(value))
-    out.print(facts)
+    out.print(facts(about))
     for name in ("payload", "options", "progress", "result"):
         value = getattr(one, name)
         if value is not None:

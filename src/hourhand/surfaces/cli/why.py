@@ -30,6 +30,7 @@ from hourhand.surfaces.cli.common import (
     run,
     span,
 )
+from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.views import STATES, Audit
 
 OUTCOMES = (
@@ -44,7 +45,7 @@ _NAMED = 100
 
 
 def why(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name, or its id.", show_default=False)],
+    job: Job,
     at: Annotated[
         datetime | None,
         typer.Option("--at", metavar="WHEN", parser=instant, help="Only the firing of this instant: ISO 8601."),
@@ -121,19 +122,14 @@ def _late(line: Line) -> str:
 
 
 def _summary(lines: list[Line], shown: int) -> str:
-    extra = sum(_by_hand(line) for line in lines)
-    counts = Counter(line.outcome for line in lines if not _by_hand(line))
+    extra = sum(line.by_hand is not None for line in lines)
+    counts = Counter(line.outcome for line in lines if line.by_hand is None)
     words = f"{counts.total():,} expected"
     if counts:
         words += ": " + ", ".join(f"{count:,} {outcome}" for outcome, count in counts.most_common())
     if extra:
         words += f"; {extra:,} besides, by hand"
     return words if shown == len(lines) else f"{words}; {shown:,} shown"
-
-
-def _by_hand(line: Line) -> bool:
-    """A run that no schedule asked for; the account says so in the reason."""
-    return line.reason.startswith(("triggered by hand", "backfilled by hand"))
 
 
 def _judge(app: Hourhand, job: str, at: datetime | None, since: datetime | None, until: datetime | None, as_json: bool) -> None:
