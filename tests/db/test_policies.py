@@ -11,6 +11,8 @@ import pytest
 
 from hourhand import Context, Hourhand, NotPossible
 from hourhand.core import ids
+from hourhand.core.errors import LockTimeout
+from hourhand.engine.scheduler import Scheduler
 from hourhand.storage.schedules import Late, Planned, ScheduleGateway
 from tests.db.test_firing import gateway, make_node
 from tests.db.test_worker import working
@@ -212,6 +214,45 @@ async def test_ends_and_firings_at_once_lose_nothing(bench: Bench, app: Hourhand
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.live") == 0
 
 
+async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
+    bench: Bench, app: Hourhand, url: str, sql: asyncpg.Connection, schema: str
+) -> None:
+    """It holds the job's live row: the scheduler and the worker go on with everything else, and with this when it ends."""
+
+    @app.task
+    async def work() -> None: ...
+
+    held = await bench.add("held", overlap="queue")
+    free = await bench.add("free", schedule="30 * * * *", overlap="queue")
+    await bench.fire("held")
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    await app.jobs.trigger("held", connection=connection)
+    scheduler = Scheduler(await app._database(), app.settings)
+    scheduler.node.id = bench.node
+    plans = [await bench.planned("held"), await bench.planned("free")]
+    assert set(await scheduler._fire_plain(bench.epochs, plans)) == {plans[1].id}
+    assert scheduler._blocked == {plans[0].id}
+    async with working(app):
+
+        async def others_end() -> bool:
+            return (await bench.runs(free)) == [("succeeded", T0)]
+
+        await until(others_end, "the other job's run to end")
+        assert [state for state, _ in await bench.runs(held)] == ["running"], "it has run, and its end waits"
+        await transaction.commit()
+        await connection.close()
+
+        async def all_end() -> bool:
+            return [state for state, _ in await bench.runs(held)] == ["succeeded", "succeeded"]
+
+        await until(all_end, "the held one and the triggered one to end")
+    assert set(await scheduler._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
+    assert scheduler._blocked == set()
+    await scheduler._gateway.close()
+
+
 # Windows and limits
 
 
@@ -354,9 +395,6 @@ async def test_a_due_firing_is_not_lost_when_its_job_leaves(bench: Bench, app: H
 
 
 async def test_a_change_in_an_open_transaction_keeps_only_its_own_schedule_waiting(bench: Bench, app: Hourhand, url: str) -> None:
-    from hourhand.core.errors import LockTimeout
-    from hourhand.engine.scheduler import Scheduler
-
     job = await bench.add()
     other = await bench.add("other", schedule="30 * * * *")
     connection = await asyncpg.connect(url)

@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from hourhand.core.errors import DatabaseUnavailable, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway
 
 log = structlog.get_logger("hourhand.completer")
+LOCK_TIMEOUT = 0.5
+"""How long an outcome waits for somebody's open transaction before it lets others go first."""
 Write = Callable[[int, list[Any]], Awaitable[list[int]]]
 
 
@@ -62,6 +64,7 @@ class Completer:
         self._gateway = gateway
         self._batch = Batch(worker)
         self._waiting: list[Batch] = []
+        self._postponed: list[Batch] = []
         self._flushing: Batch | None = None
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
@@ -78,7 +81,7 @@ class Completer:
         self._batch = Batch(worker)
 
     def known(self) -> list[int]:
-        batches = [*self._waiting, self._batch, *([self._flushing] if self._flushing else [])]
+        batches = [*self._waiting, *self._postponed, self._batch, *([self._flushing] if self._flushing else [])]
         return [run for batch in batches for run in batch.known()]
 
     def succeed(self, claim: Claim, started: float, finished: float, result: str | None) -> None:
@@ -145,6 +148,8 @@ class Completer:
     async def run_once(self) -> None:
         """Write what is there. What could not be written stays, and the next call tries again."""
         self._wake.clear()
+        self._waiting += self._postponed
+        self._postponed = []
         again = self._flushing is not None
         while True:
             if self._flushing is None:
@@ -175,21 +180,23 @@ class Completer:
         worker, gateway = batch.worker, self._gateway
         # Each part is forgotten as soon as it is written, so a retry repeats only the rest.
         if batch.runs:
-            accepted = []
+            accepted, tried = [], []
             for part in self._parts(batch):
-                accepted += await self._finish(part)
-            self._count(batch.runs, accepted, again, worker)
+                try:
+                    accepted += await self._finish(part)
+                    tried += part.runs
+                except LockTimeout:
+                    self._postpone(part)
+            self._count(tried, accepted, again, worker)
             batch.runs = []
         if batch.retries:
-            runs = [one[0] for one in batch.retries]
-            self._count(runs, await self._in_parts(self._retry, batch, batch.retries), again, worker)
             soon = min(one[2] for one in batch.retries) < 2
+            self._count(*await self._in_parts(self._retry, batch, "retries"), again, worker)
             batch.retries = []
             if soon:
                 await gateway.notify(["d"])
         if batch.deaths:
-            runs = [one[0] for one in batch.deaths]
-            self._count(runs, await self._in_parts(self._bury, batch, batch.deaths), again, worker)
+            self._count(*await self._in_parts(self._bury, batch, "deaths"), again, worker)
             batch.deaths = []
         if batch.returns:
             runs, tokens = _columns(batch.returns)
@@ -208,13 +215,27 @@ class Completer:
         parts = [batch.only(together)] if together else []
         return parts + [batch.only([place]) for place, run in enumerate(batch.runs) if run in batch.alone]
 
-    async def _in_parts(self, write: Write, batch: Batch, rows: list[Any]) -> list[int]:
+    def _postpone(self, part: Batch) -> None:
+        """Somebody's open transaction minds the overlap of the same job: this one waits for it, and nobody else does."""
+        part.alone = set(part.known())
+        self._postponed.append(part)
+        asyncio.get_running_loop().call_later(LOCK_TIMEOUT, self._wake.set)
+
+    async def _in_parts(self, write: Write, batch: Batch, kind: str) -> tuple[list[int], list[int]]:
+        """Which runs were tried, and which of them the database took."""
+        rows = getattr(batch, kind)
         together = [row for row in rows if row[0] not in batch.alone]
+        tried = [row[0] for row in together]
         accepted = await self._one_by_one(write, batch.worker, together) if together else []
-        for row in rows:
-            if row[0] in batch.alone:
+        for row in (row for row in rows if row[0] in batch.alone):
+            try:
                 accepted += await self._one_by_one(write, batch.worker, [row])
-        return accepted
+                tried.append(row[0])
+            except LockTimeout:
+                part = Batch(batch.worker)
+                setattr(part, kind, [row])
+                self._postpone(part)
+        return tried, accepted
 
     async def _finish(self, batch: Batch) -> list[int]:
         try:

@@ -79,6 +79,8 @@ class Scheduler:
         self._stop_asked = asyncio.Event()
         self._sweep_at = 0.0
         self._batch = BATCH
+        self._blocked: set[int] = set()
+        """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
         self.started = asyncio.Event()
         self.refused = 0
         """Firings that the database did not take from us: not ours any more, or fired already."""
@@ -261,25 +263,35 @@ class Scheduler:
         if refused:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
-                        meaning="another scheduler has them now, or their jobs changed meanwhile; planned again")  # fmt: skip
+                        meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
+        together = [one for one in plain if one.id not in self._blocked]
         try:
-            return await self._gateway.fire(self.node.id, epochs, plain)
+            moved = await self._gateway.fire(self.node.id, epochs, together) if together else {}
+            alone = [one for one in plain if one.id in self._blocked]
         except LockTimeout:
-            # Somebody's open transaction is changing one of these schedules' jobs; the others need not wait for it.
-            free = await self._gateway.free_schedules([one.id for one in plain])
-            return await self._gateway.fire(self.node.id, epochs, [one for one in plain if one.id in free])
+            # Somebody's open transaction is in the way of one of these; the others need not wait for it again.
+            moved, alone = {}, plain
         except StatementRefused as error:
-            # The ledger has one of these instants already. One by one, so that only that one is left.
+            # The ledger has one of these instants already: only that one is left.
             log.error("firing.ledger_refused", error=str(error))
-        moved: dict[int, int] = {}
-        for one in plain:
+            moved, alone = {}, plain
+        for one in alone:
             try:
                 moved |= await self._gateway.fire(self.node.id, epochs, [one])
+                self._blocked.discard(one.id)
+            except LockTimeout:
+                self._block(one)
             except StatementRefused:
                 log.error("firing.twice", schedule=one.id, at=one.due_at.isoformat(), meaning="it has been fired already")
         return moved
+
+    def _block(self, one: Planned) -> None:
+        if one.id not in self._blocked:
+            self._blocked.add(one.id)
+            log.warning("firing.blocked", schedule=one.id, at=one.due_at.isoformat(),
+                        meaning="somebody's open transaction is changing one of its jobs; fired when that ends")  # fmt: skip
 
     async def _fire_late(self, plan: Plan, begin: int, end: int) -> int:
         """How many were refused."""
@@ -290,6 +302,9 @@ class Scheduler:
                 self.node.id, plan.epochs, planned, instants, self._settings.catch_up_rate, names=names
             )
         except LockTimeout:
+            if len(planned) > 1:
+                return sum([await self._fire_late(plan, place, place + 1) for place in range(begin, end)])
+            self._block(planned[0])
             late = {}
         for one, many in zip(planned, instants, strict=True):
             self._again(one, one.id in late)

@@ -17,7 +17,7 @@ from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.core.task import check_name
 from hourhand.engine.claimer import Claimer
-from hourhand.engine.completer import Completer
+from hourhand.engine.completer import LOCK_TIMEOUT, Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
@@ -64,7 +64,7 @@ class Worker:
             **options.labels,
         }
         self.node = Node(database, settings, "worker", info)
-        self.completer = Completer(queue_gateway(database, "completer"), 0)
+        self.completer = Completer(queue_gateway(database, "completer", LOCK_TIMEOUT), 0)
         reference = options.reference or find_reference(registry)
         self.executor = Executor(registry, self.node, self.completer, settings, reference, options.concurrency)
         self.claimer = Claimer(

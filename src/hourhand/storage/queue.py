@@ -115,5 +115,5 @@ class QueueGateway:
         await self._link.close()
 
 
-def queue_gateway(database: Database, purpose: str) -> QueueGateway:
-    return QueueGateway(database.link(purpose))
+def queue_gateway(database: Database, purpose: str, lock_timeout: float | None = None) -> QueueGateway:
+    return QueueGateway(database.link(purpose, lock_timeout))

@@ -108,9 +108,6 @@ class ScheduleGateway:
         )  # fmt: skip
         return {row[0]: Late(row[1], row[2], row[3]) for row in rows}
 
-    async def free_schedules(self, schedules: Sequence[int]) -> set[int]:
-        return {row[0] for row in await self._link.fetch("free_schedules", schedules)}
-
     async def zoned_schedules(self, shard: int) -> list[tuple[int, Schedule, datetime, datetime]]:
         """Each with its next firing as it is stored, and the present."""
         rows = await self._link.fetch("zoned_schedules", shard)

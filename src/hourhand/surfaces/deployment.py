@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("hourhand.deployment")
 LOOK_EVERY = 15.0
+NEWER = "processes of a newer version are alive; this one waits until they are gone"
 _FIXED = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -82,18 +83,16 @@ class Deployment:
                 await connection.execute(sql["lock_deployment"], self._app.name)
                 row = await connection.fetchrow(sql["deployment"], self._app.name, self.fingerprint)
                 assert row is not None
-                reason = _turn(self.fingerprint, row["current"], row["seen"], row["current_lives"], bool(self._app.registry.jobs))
+                reason = _turn(self.fingerprint, dict(row), bool(self._app.registry.jobs))
                 if reason is not None and not force:
                     return Deployed(False, reason)
                 done = await self._put_all(connection, sql, queues)
-                # What was refused is tried again, until the name is free.
-                if not done.refused:
-                    await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint)
+                await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint, not done.refused)
                 return done
 
         done = await opened.database.using(work)
-        if done.applied:
-            changes = {name: getattr(done, name) for name in ("added", "changed", "removed", "refused") if getattr(done, name)}
+        changes = {name: getattr(done, name) for name in ("added", "changed", "removed") if getattr(done, name)}
+        if done.applied and (changes or not done.refused):
             log.info("jobs.deployed", app=self._app.name, declared=len(self._app.registry.jobs), **changes)
         return done
 
@@ -108,7 +107,6 @@ class Deployment:
             try:
                 outcome = await put_job(door, job, lane_of(queues[job.queue], job.priority), now, replace=ours)
             except JobConflict:
-                log.error("jobs.name_taken", job=name, meaning="a job of that name was added in another way; it stays as it is")
                 outcome = "refused"
             outcomes[outcome].append(name)
         removed = []
@@ -139,7 +137,11 @@ class Deployment:
         while True:
             try:
                 done = await self.apply()
-                if not done.applied and done.reason != told and "newer" in done.reason:
+                if done.refused and str(done.refused) != told:
+                    log.error("jobs.name_taken", app=self._app.name, jobs=done.refused,
+                              meaning="jobs of these names were added in another way; they stay as they are")  # fmt: skip
+                    told = str(done.refused)
+                if done.reason == NEWER != told:
                     log.warning("jobs.not_deployed", app=self._app.name, reason=done.reason)
                     told = done.reason
             except (DatabaseUnavailable, StatementRefused) as error:
@@ -149,12 +151,12 @@ class Deployment:
             await asyncio.sleep(LOOK_EVERY)
 
 
-def _turn(mine: str, current: str, seen: bool, current_lives: bool, declares: bool) -> str | None:
+def _turn(mine: str, known: dict[str, Any], declares: bool) -> str | None:
     """Why these declarations are not to be brought into force now; None: they are."""
-    if mine == current:
-        return "in force already"
-    if not current and not declares:
+    if mine == known["current"]:
+        return "in force already" if known["complete"] else None
+    if not known["current"] and not declares:
         return "nothing is declared, and nothing ever was"
-    if seen and current_lives:
-        return "processes of a newer version are alive; this one waits until they are gone"
+    if known["seen"] and known["current_lives"]:
+        return NEWER
     return None

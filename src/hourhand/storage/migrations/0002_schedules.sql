@@ -148,6 +148,7 @@ CREATE TABLE hourhand.deployments (
     fingerprint text NOT NULL,
     first_seen  timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_at  timestamptz,
+    complete    boolean NOT NULL DEFAULT true,  -- false: a name was taken; tried again until it is free
     PRIMARY KEY (app, fingerprint)
 );
 

@@ -196,6 +196,7 @@ WHERE i.inhparent = 'hourhand.runs'::regclass AND c.relname ~ '_\d{8}$';
 SELECT coalesce((SELECT d.fingerprint FROM hourhand.deployments d WHERE d.app = $1 AND d.applied_at IS NOT NULL
                  ORDER BY d.applied_at DESC LIMIT 1), '') AS current,
        EXISTS (SELECT FROM hourhand.deployments d WHERE d.app = $1 AND d.fingerprint = $2 AND d.applied_at IS NOT NULL) AS seen,
+       EXISTS (SELECT FROM hourhand.deployments d WHERE d.app = $1 AND d.fingerprint = $2 AND d.complete) AS complete,
        EXISTS (SELECT FROM hourhand.nodes n
                WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()
                  AND n.info->>'app' = $1 AND n.info->>'declarations' =
@@ -206,8 +207,8 @@ SELECT coalesce((SELECT d.fingerprint FROM hourhand.deployments d WHERE d.app = 
 SELECT pg_advisory_xact_lock(hashtext('hourhand.deployments'), hashtext($1));
 
 -- name: record_deployment
-INSERT INTO hourhand.deployments AS d (app, fingerprint, applied_at) VALUES ($1, $2, clock_timestamp())
-ON CONFLICT (app, fingerprint) DO UPDATE SET applied_at = clock_timestamp();
+INSERT INTO hourhand.deployments AS d (app, fingerprint, applied_at, complete) VALUES ($1, $2, clock_timestamp(), $3)
+ON CONFLICT (app, fingerprint) DO UPDATE SET applied_at = clock_timestamp(), complete = excluded.complete;
 
 -- name: undeclared_jobs
 SELECT id, name FROM hourhand.jobs WHERE declared_by = $1 AND name <> ALL ($2::text[]) ORDER BY name;

@@ -45,10 +45,6 @@ SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id AND next_run_at IS NOT NULL LIMIT 1) AS s;
 
--- name: free_schedules
--- Those among $1 that nobody holds at this moment.
-SELECT id FROM hourhand.schedules WHERE id = ANY ($1::bigint[]) FOR NO KEY UPDATE SKIP LOCKED;
-
 -- name: fire
 -- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
 -- under the epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a

@@ -31,6 +31,7 @@ from hourhand.surfaces.cli.common import (
 )
 from hourhand.surfaces.cli.job_file import add_file
 from hourhand.surfaces.cli.job_views import print_changed
+from hourhand.surfaces.deployment import NEWER
 
 
 def add_job(
@@ -164,7 +165,7 @@ def deploy_jobs(
     configure_logs(level="error")
     loaded = make_app(app, database_url, data, schema)
     done = run(loaded, lambda app: app.deployment.apply(force=force))
-    waits = not done.applied and "newer" in done.reason
+    waits = done.reason == NEWER
     if as_json:
         print_json(done)
     elif not done.applied:
@@ -174,7 +175,9 @@ def deploy_jobs(
         for what, names in changes.items():
             for one in names:
                 out.print(f"{what:<7}  {one}", soft_wrap=True)
-        if not any(changes.values()):
+        for one in done.refused:
+            err.print(plain(f"refused  {one}: a job of that name was added in another way, and stays as it is"), soft_wrap=True)
+        if not any(changes.values()) and not done.refused:
             out.print("everything is as it was declared")
     if waits:
         err.print("--force brings this version into force all the same", soft_wrap=True)
