@@ -22,6 +22,8 @@ QUEUE = "src/hourhand/storage/sql/queue.sql"
 NODES = "src/hourhand/storage/sql/nodes.sql"
 FIRING = "src/hourhand/storage/sql/schedules.sql"
 SCHEDULES = "src/hourhand/storage/migrations/0002_schedules.sql"
+OVERLAP = "src/hourhand/storage/migrations/0003_runs_of_jobs.sql"
+JOBS = "src/hourhand/storage/migrations/0004_jobs.sql"
 SCHEMA = "src/hourhand/storage/migrations/0001_queue.sql"
 ENGINE = "src/hourhand/engine"
 

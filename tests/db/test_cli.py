@@ -455,7 +455,7 @@ async def test_nodes(hourhand: Command, cemetery: Cemetery) -> None:
     await cemetery.node("vm:8", lease=timedelta(hours=-1))
     await cemetery.node("vm:9", died=True)
     alive = await hourhand("nodes", "list")
-    for words in ("alive worker vm:7 0/50 default, billing", "late worker vm:8"):
+    for words in ("alive worker vm:7 0/50 runs default, billing", "late worker vm:8"):
         assert words in " ".join(alive.out.split())
     assert "vm:9" not in alive.out
     every = (await hourhand("nodes", "list", "--gone", "--json")).json

@@ -6,27 +6,26 @@ transaction of theirs, `..._sync(connection=...)`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 
 from hourhand.core import ids
-from hourhand.core.account import MOMENT, UNEXPLAINED, Account, Decision, Facts, Firing, Line, Span, Trace
-from hourhand.core.chain import steps_of
+from hourhand.core.account import MOMENT, UNEXPLAINED, Account, Line
 from hourhand.core.errors import InvalidOption, NotPossible, UnknownJob
-from hourhand.core.fairness import lane_of, priority_of, queue_of
+from hourhand.core.fairness import lane_of
 from hourhand.core.job import JobDefinition, define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
-from hourhand.core.schedule import Schedule, latest_firings
+from hourhand.core.schedule import latest_firings
 from hourhand.storage import foreign, statements
 from hourhand.storage.database import Database
 from hourhand.storage.jobs import BulkJobs, CallersDoor, CallersSyncDoor, Door, OwnDoor, present, put_job, run_now
+from hourhand.surfaces.past import Backfill, check_instants, gather_facts, not_expected, plan_backfill
+from hourhand.surfaces.stored import StoredJob, changed
 from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
 
 if TYPE_CHECKING:
@@ -41,111 +40,6 @@ JobViews = list[JobView]
 RunViews = list[RunView]
 Instants = list[datetime]
 Lines = list[Line]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredJob:
-    """A job's row, its schedule's, and the database's clock."""
-
-    number: int
-    definition: JobDefinition
-    queue_number: int
-    schedule_id: int
-    next_run_at: datetime | None
-    active_since: datetime
-    paused_at: datetime | None
-    created_at: datetime
-    updated_at: datetime
-    version: int
-    shard: int
-    fired: int | None
-    last_at: datetime | None
-    present: datetime
-
-    @classmethod
-    def of(cls, text: str) -> StoredJob:
-        row = msgspec.json.decode(text)
-        schedule = Schedule(row["kind"], row["expression"], row["timezone"], row["dst"], _instant(row["anchor"]))
-        definition = JobDefinition(
-            name=row["name"], task=row["task"], schedule=schedule, payload=msgspec.json.encode(row["payload"]).decode(),
-            queue=row["queue"], priority=priority_of(row["lane"]), missed_window=row["missed_window"],
-            max_missed=row["max_missed"], misfire_grace=row["misfire_grace"], overlap=row["overlap"] or "allow",
-            flexible_window=row["flexible"], start_at=_instant(row["start_at"]), end_at=_instant(row["end_at"]),
-            max_runs=row["max_runs"], tags=tuple(row["tags"] or ()), options=row["options"], anchored=True,
-            declared_by=row["declared_by"],
-        )  # fmt: skip
-        return cls(
-            row["id"], definition, queue_of(row["lane"]), row["schedule_id"], _instant(row["next_run_at"]), _known(row["active_since"]),
-            _instant(row["paused_at"]), _known(row["created_at"]), _known(row["updated_at"]), row["version"], row["shard"],
-            row["fired"], _instant(row["last_at"]), _known(row["present"]),
-        )  # fmt: skip
-
-    @property
-    def state(self) -> str:
-        if self.paused_at is not None:
-            return "paused"
-        return "finished" if self.upcoming is None else "active"
-
-    @property
-    def upcoming(self) -> datetime | None:
-        """When this job fires next, as things stand."""
-        job, at = self.definition, self.next_run_at
-        if at is not None and job.start_at is not None and at < job.start_at:
-            at = job.schedule.next_after(job.start_at - MOMENT)
-        over = at is None or (job.end_at is not None and at >= job.end_at)
-        done = job.max_runs is not None and (self.fired or 0) >= job.max_runs
-        return None if over or done else at
-
-    def view(self, outcome: str | None = None) -> JobView:
-        job, options = self.definition, self.definition.options or {}
-        return JobView(
-            job_id=ids.job_id(self.number), name=job.name, state=self.state, task=job.task, schedule=written(job.schedule),
-            timezone=job.schedule.timezone, in_words=job.schedule.in_words(),
-            next_run_at=None if self.paused_at else self.upcoming, queue=job.queue, priority=job.priority,
-            payload=msgspec.json.decode(job.payload), dst=job.schedule.dst, anchor=job.schedule.anchor,
-            missed_window=job.missed_window, max_missed=job.max_missed, misfire_grace=job.misfire_grace, overlap=job.overlap,
-            flexible_window=job.flexible_window, start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs,
-            fired=(self.fired or 0) if job.max_runs else None, max_attempts=options.get("max_attempts"),
-            timeout=options.get("timeout"), tags=job.tags, then=tuple(steps_of(options)), declared_by=job.declared_by,
-            created_at=self.created_at, updated_at=self.updated_at, active_since=self.active_since, paused_at=self.paused_at,
-            version=self.version, shard=self.shard, outcome=outcome,
-        )  # fmt: skip
-
-    def upcoming_firings(self) -> Iterator[datetime]:
-        job, at = self.definition, self.upcoming
-        left = None if job.max_runs is None else job.max_runs - (self.fired or 0)
-        while at is not None and (job.end_at is None or at < job.end_at) and left != 0:
-            yield at
-            at, left = job.schedule.next_after(at), None if left is None else left - 1
-
-
-def written(schedule: Schedule) -> str:
-    """A schedule as a person would write it."""
-    if schedule.kind == "once":
-        assert schedule.anchor is not None
-        return schedule.anchor.isoformat().replace("+00:00", "Z")
-    return schedule.expression
-
-
-@dataclass(slots=True)
-class Backfill:
-    """A backfill as it goes: what was planned, and what has become of it."""
-
-    job: str
-    instants: list[datetime]
-    """What is to run, in the order in which it will start."""
-    ran_already: int
-    """Instants left out because a run of theirs has succeeded."""
-    asked_already: int
-    """Instants left out because an earlier backfill has them."""
-    runs: list[tuple[int, datetime]]
-    dry_run: bool
-    succeeded: int = 0
-    ended: int = 0
-
-    @property
-    def run_ids(self) -> list[str]:
-        return [ids.run_id(number) for number, _ in self.runs]
 
 
 class Jobs:
@@ -341,50 +235,19 @@ class Jobs:
         `cap`: more than that is refused. `rate`: how many start in a second. `order`: `oldest` or `newest` first. Asked for
         twice, it makes each run once; `again` makes them all anew, those that succeeded included.
         """
-        planned = await self._plan_backfill(name, since, until, cap, rate, order, again)
+        database = await self._app._database()
+        stored = await self._find(OwnDoor(database), name)
+        planned = await plan_backfill(database, stored, since, until, cap=cap, rate=rate, order=order, again=again)
         planned.dry_run = dry_run
         if dry_run:
             return planned
-        database = await self._app._database()
-        number = await self._number(database, name)
         for begun in range(0, len(planned.instants), BACKFILL_CHUNK):
             part = planned.instants[begun : begun + BACKFILL_CHUNK]
-            rows = await database.fetch("backfill_job", number, part, rate, begun, again)
+            rows = await database.fetch("backfill_job", stored.number, part, rate, begun, again)
             planned.runs += [(row[0], row[1]) for row in rows]
             if progress is not None:
                 progress(planned)
         return planned
-
-    async def _plan_backfill(
-        self, name: str, since: datetime, until: datetime, cap: int, rate: float, order: str, again: bool
-    ) -> Backfill:
-        _check_instants(since=since, until=until)
-        if order not in ("oldest", "newest"):
-            raise InvalidOption(f"order must be oldest or newest, not {order!r}")
-        if not 1 <= cap <= 1_000_000 or not 0 < rate <= 100_000:
-            raise InvalidOption("cap must be from 1 to 1000000, and rate above 0 and at most 100000 a second")
-        database = await self._app._database()
-        stored = await self._find(OwnDoor(database), name)
-        job = stored.definition
-        until = min(until, stored.present)
-        low = max(one for one in (since, job.start_at) if one is not None)
-        high = min(one for one in (until, job.end_at) if one is not None)
-        if low >= high:
-            raise InvalidOption(
-                "the period is empty: until must be after since, and both within the past and the job's own limits"
-            )
-        instants = list(islice(job.schedule.firings(low - MOMENT, high - MOMENT), cap + 1))
-        if len(instants) > cap:
-            raise InvalidOption(f"the period has more than {cap} firings; narrow it, or raise the cap")
-        ran = asked = 0
-        if not again:
-            done = {row[0] for row in await database.fetch("succeeded_instants", stored.number, low, high)}
-            wanted = {row[0] for row in await database.fetch("backfilled", stored.number, low, high)}
-            ran, asked = len(done.intersection(instants)), len((wanted - done).intersection(instants))
-            instants = [one for one in instants if one not in done and one not in wanted]
-        if order == "newest":
-            instants.reverse()
-        return Backfill(job.name, instants, ran, asked, [], False)
 
     async def follow(self, backfill: Backfill) -> AsyncIterator[Backfill]:
         """A look at how far a backfill is, each time the caller asks; ends when all of its runs have."""
@@ -398,7 +261,7 @@ class Jobs:
 
     async def cancel_backfill(self, name: str, since: datetime, until: datetime) -> int:
         """Call off what backfills of this period have not started yet, and forget it, so that it can be asked for again."""
-        _check_instants(since=since, until=until)
+        check_instants(since=since, until=until)
         database = await self._app._database()
         number = await self._number(database, name)
         # The last first: of runs that wait for each other, none moves up to be called off.
@@ -417,7 +280,7 @@ class Jobs:
             raise InvalidOption(f"the period has more than {MOST_LINES:,} firings; narrow it")
         lines = sorted([*lines, *account.by_hand()], key=lambda line: line.scheduled_at)
         if at is not None and not lines:
-            raise NotPossible(_not_expected(stored, at))
+            raise NotPossible(not_expected(stored, at))
         return lines
 
     async def audit(self, name: str, since: datetime, until: datetime) -> Audit:
@@ -433,7 +296,7 @@ class Jobs:
     async def _account(
         self, name: str, at: datetime | None, since: datetime | None, until: datetime | None
     ) -> tuple[StoredJob, Account, datetime, datetime]:
-        _check_instants(at=at, since=since, until=until)
+        check_instants(at=at, since=since, until=until)
         database = await self._app._database()
         stored = await self._find(OwnDoor(database), name)
         if at is not None:
@@ -443,33 +306,7 @@ class Jobs:
             high = until or stored.present
         if low >= high:
             raise InvalidOption("the period is empty: until must be after since")
-        return stored, Account(await self._facts(database, stored, low, high)), low, high
-
-    async def _facts(self, database: Database, stored: StoredJob, low: datetime, high: datetime) -> Facts:
-        number, job = stored.number, stored.definition
-        spans = [
-            Span(row[0], row[1], row[2], row[3], Schedule(*row[4:9]), row[9], row[10])
-            for row in await database.fetch("job_spans", number, low, high)
-        ]
-        begin = stored.active_since
-        if stored.paused_at is not None:
-            spans.append(Span(begin, stored.paused_at, stored.schedule_id, False, job.schedule, job.start_at, job.end_at))
-            spans.append(Span(stored.paused_at, None, stored.schedule_id, True, job.schedule, job.start_at, job.end_at))
-        else:
-            spans.append(Span(begin, None, stored.schedule_id, False, job.schedule, job.start_at, job.end_at))
-        # The ledger first: a run that ends meanwhile moves on to the history, and is found there.
-        firings = [Firing(*row) for row in await database.fetch("ledger", sorted({one.schedule_id for one in spans}), low, high)]
-        decisions = [Decision(*row) for row in await database.fetch("job_decisions", number, low, high)]
-        traces = [Trace(*row) for row in await database.fetch("job_traces", number, low, high)]
-        # As the schedule stood before the ledger was read, or later: what it says is due was due then.
-        again = await self._find(OwnDoor(database), stored.definition.name)
-        done = job.max_runs is not None and (again.fired or 0) >= job.max_runs
-        nodes = sorted({one.node for one in firings})
-        return Facts(
-            spans, traces, decisions, firings, stored.present, stored.next_run_at, again.last_at if done else None,
-            await database.fetchval("oldest_history") or _EVER, await database.fetchval("schedulers_alive"),
-            {row["id"]: (row["name"], row["stopped_at"], row["died_at"]) for row in await database.fetch("node_ends", nodes)},
-        )  # fmt: skip
+        return stored, Account(await gather_facts(database, stored, low, high)), low, high
 
     # Helpers
 
@@ -504,59 +341,3 @@ class Jobs:
 
     def _lane(self, job: JobDefinition) -> int:
         return lane_of(self._queues[job.queue], job.priority)
-
-
-def changed(stored: StoredJob, changes: Mapping[str, Any], registry: Any) -> JobDefinition:
-    """The stored definition with changes over it, checked as a new one would be."""
-    job = stored.definition
-    options = job.options or {}
-    schedule = job.schedule
-    base: dict[str, Any] = {
-        "task": job.task, "schedule": written(schedule), "timezone": schedule.timezone, "dst": schedule.dst,
-        "anchor": schedule.anchor if schedule.kind == "every" else None, "payload": msgspec.json.decode(job.payload),
-        "queue": job.queue, "priority": job.priority, "missed_window": job.missed_window, "max_missed": job.max_missed,
-        "misfire_grace": job.misfire_grace, "overlap": job.overlap, "flexible_window": job.flexible_window,
-        "start_at": job.start_at, "end_at": job.end_at, "max_runs": job.max_runs, "max_attempts": options.get("max_attempts"),
-        "timeout": options.get("timeout"), "tags": job.tags,
-    }  # fmt: skip
-    if "schedule" in changes and "anchor" not in changes:
-        base["anchor"] = None
-    given = job_options({**base, **changes})
-    # A one-off whose instant is past stays what it is while other things about it change.
-    now = stored.present
-    if schedule.kind == "once" and "schedule" not in changes and schedule.anchor is not None:
-        now = min(now, schedule.anchor)
-    fresh = define_job(job.name, given, now=now, registry=registry, declared_by=job.declared_by)
-    if "then" not in changes and "then" in options:
-        fresh = replace(fresh, options={**(fresh.options or {}), "then": options["then"]})
-    return fresh
-
-
-def _check_instants(**given: datetime | None) -> None:
-    for name, one in given.items():
-        if one is not None and one.tzinfo is None:
-            raise InvalidOption(f"{name} is a naive datetime ({one.isoformat()}): give it a time zone")
-        if one is not None and not 1900 <= one.year < 9000:
-            raise InvalidOption(f"{name} is too far from now: {one.isoformat()}")
-
-
-def _not_expected(stored: StoredJob, at: datetime) -> str:
-    job, after = stored.definition, stored.definition.schedule.next_after(at)
-    text = f"job {job.name!r} ({job.schedule.in_words()}) was not expected to fire at {at.isoformat()}"
-    if at < stored.created_at:
-        return f"{text}: it was added at {stored.created_at.isoformat(timespec='seconds')}"
-    return f"{text}; the next after it is {after.isoformat()}" if after else text
-
-
-def _instant(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    if text.endswith("infinity"):
-        return _EVER if text.startswith("-") else None
-    return datetime.fromisoformat(text).astimezone(UTC)
-
-
-def _known(text: str) -> datetime:
-    instant = _instant(text)
-    assert instant is not None
-    return instant

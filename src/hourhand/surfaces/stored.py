@@ -1,0 +1,145 @@
+"""A job as the database has it: decoded, shown, and changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from hourhand.core import ids
+from hourhand.core.account import MOMENT
+from hourhand.core.chain import steps_of
+from hourhand.core.fairness import priority_of, queue_of
+from hourhand.core.job import JobDefinition, define_job, job_options
+from hourhand.core.registry import Registry
+from hourhand.core.schedule import Schedule
+from hourhand.surfaces.views import JobView
+
+EVER = datetime(1, 1, 2, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job's row, its schedule's, and the database's clock."""
+
+    number: int
+    definition: JobDefinition
+    queue_number: int
+    schedule_id: int
+    next_run_at: datetime | None
+    active_since: datetime
+    paused_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    version: int
+    shard: int
+    fired: int | None
+    last_at: datetime | None
+    present: datetime
+
+    @classmethod
+    def of(cls, text: str) -> StoredJob:
+        row = msgspec.json.decode(text)
+        schedule = Schedule(row["kind"], row["expression"], row["timezone"], row["dst"], _instant(row["anchor"]))
+        definition = JobDefinition(
+            name=row["name"], task=row["task"], schedule=schedule, payload=msgspec.json.encode(row["payload"]).decode(),
+            queue=row["queue"], priority=priority_of(row["lane"]), missed_window=row["missed_window"],
+            max_missed=row["max_missed"], misfire_grace=row["misfire_grace"], overlap=row["overlap"] or "allow",
+            flexible_window=row["flexible"], start_at=_instant(row["start_at"]), end_at=_instant(row["end_at"]),
+            max_runs=row["max_runs"], tags=tuple(row["tags"] or ()), options=row["options"], anchored=True,
+            declared_by=row["declared_by"],
+        )  # fmt: skip
+        return cls(
+            row["id"], definition, queue_of(row["lane"]), row["schedule_id"], _instant(row["next_run_at"]), _known(row["active_since"]),
+            _instant(row["paused_at"]), _known(row["created_at"]), _known(row["updated_at"]), row["version"], row["shard"],
+            row["fired"], _instant(row["last_at"]), _known(row["present"]),
+        )  # fmt: skip
+
+    @property
+    def state(self) -> str:
+        if self.paused_at is not None:
+            return "paused"
+        return "finished" if self.upcoming is None else "active"
+
+    @property
+    def upcoming(self) -> datetime | None:
+        """When this job fires next, as things stand."""
+        job, at = self.definition, self.next_run_at
+        if at is not None and job.start_at is not None and at < job.start_at:
+            at = job.schedule.next_after(job.start_at - MOMENT)
+        over = at is None or (job.end_at is not None and at >= job.end_at)
+        done = job.max_runs is not None and (self.fired or 0) >= job.max_runs
+        return None if over or done else at
+
+    def view(self, outcome: str | None = None) -> JobView:
+        job, options = self.definition, self.definition.options or {}
+        return JobView(
+            job_id=ids.job_id(self.number), name=job.name, state=self.state, task=job.task, schedule=written(job.schedule),
+            timezone=job.schedule.timezone, in_words=job.schedule.in_words(),
+            next_run_at=None if self.paused_at else self.upcoming, queue=job.queue, priority=job.priority,
+            payload=msgspec.json.decode(job.payload), dst=job.schedule.dst, anchor=job.schedule.anchor,
+            missed_window=job.missed_window, max_missed=job.max_missed, misfire_grace=job.misfire_grace, overlap=job.overlap,
+            flexible_window=job.flexible_window, start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs,
+            fired=(self.fired or 0) if job.max_runs else None, max_attempts=options.get("max_attempts"),
+            timeout=options.get("timeout"), tags=job.tags, then=tuple(steps_of(options)), declared_by=job.declared_by,
+            created_at=self.created_at, updated_at=self.updated_at, active_since=self.active_since, paused_at=self.paused_at,
+            version=self.version, shard=self.shard, outcome=outcome,
+        )  # fmt: skip
+
+    def upcoming_firings(self) -> Iterator[datetime]:
+        job, at = self.definition, self.upcoming
+        left = None if job.max_runs is None else job.max_runs - (self.fired or 0)
+        while at is not None and (job.end_at is None or at < job.end_at) and left != 0:
+            yield at
+            at, left = job.schedule.next_after(at), None if left is None else left - 1
+
+
+def written(schedule: Schedule) -> str:
+    """A schedule as a person would write it."""
+    if schedule.kind == "once":
+        assert schedule.anchor is not None
+        return schedule.anchor.isoformat().replace("+00:00", "Z")
+    return schedule.expression
+
+
+def changed(stored: StoredJob, changes: Mapping[str, Any], registry: Registry) -> JobDefinition:
+    """The stored definition with changes over it, checked as a new one would be."""
+    job = stored.definition
+    options = job.options or {}
+    schedule = job.schedule
+    base: dict[str, Any] = {
+        "task": job.task, "schedule": written(schedule), "timezone": schedule.timezone, "dst": schedule.dst,
+        "anchor": schedule.anchor if schedule.kind == "every" else None, "payload": msgspec.json.decode(job.payload),
+        "queue": job.queue, "priority": job.priority, "missed_window": job.missed_window, "max_missed": job.max_missed,
+        "misfire_grace": job.misfire_grace, "overlap": job.overlap, "flexible_window": job.flexible_window,
+        "start_at": job.start_at, "end_at": job.end_at, "max_runs": job.max_runs, "max_attempts": options.get("max_attempts"),
+        "timeout": options.get("timeout"), "tags": job.tags,
+    }  # fmt: skip
+    if "schedule" in changes and "anchor" not in changes:
+        base["anchor"] = None
+    given = job_options({**base, **changes})
+    # A one-off whose instant is past stays what it is while other things about it change.
+    now = stored.present
+    if schedule.kind == "once" and "schedule" not in changes and schedule.anchor is not None:
+        now = min(now, schedule.anchor)
+    fresh = define_job(job.name, given, now=now, registry=registry, declared_by=job.declared_by)
+    if "then" not in changes and "then" in options:
+        fresh = replace(fresh, options={**(fresh.options or {}), "then": options["then"]})
+    return fresh
+
+
+def _instant(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    if text.endswith("infinity"):
+        return EVER if text.startswith("-") else None
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _known(text: str) -> datetime:
+    instant = _instant(text)
+    assert instant is not None
+    return instant
