@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant("schedules collected under open transactions", SCHEDULES, "        PERFORM FROM hourhand.schedules WHERE id = one FOR UPDATE SKIP LOCKED;", "        PERFORM FROM hourhand.schedules WHERE id = one;",
            "tests/db/test_jobs_api.py -k somebodys_open"),
     Mutant("an audit that sees nothing", "src/hourhand/core/account.py", "        return Line(at, UNEXPLAINED,", '        return Line(at, "fired",', "tests/db/test_ledger.py -k lost_run"),
-    Mutant("a process of the old version deploys", "src/hourhand/surfaces/deployment.py", "    if seen and current_lives:", "    if False:", "tests/db/test_deployment.py -k restarts"),
+    Mutant("a process of the old version deploys", "src/hourhand/surfaces/deployment.py", '    if known["seen"] and', "    if False and", "tests/db/test_deployment.py -k restarts"),
     Mutant("backfills made twice", SCHEDULES, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
            "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/jobs.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
 ]  # fmt: skip

@@ -596,7 +596,7 @@ async def test_deploy(start: Start, app: Hourhand, sql: asyncpg.Connection, sche
     )
     waits = await deploy(old)
     assert (waits.code, waits.out) == (4, "")
-    assert "processes of a newer version are alive" in waits.err
+    assert "a newer version is in force" in waits.err
     assert "--force" in waits.err
     forced = await deploy(old, "--force", "--json")
     assert (forced.code, forced.json["added"], forced.json["changed"], forced.json["removed"]) == (0, ["a"], ["b"], ["c"])

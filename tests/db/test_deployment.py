@@ -65,14 +65,17 @@ async def test_an_old_process_that_restarts_changes_nothing_and_a_rollback_works
     new = version(url, schema, ("a", "30 * * * *"), ("b", "0 9 * * *"))
     async with old, new:
         await old.deployment.apply()
+        assert (await new.deployment.apply()).applied
+        assert not (await old.deployment.apply()).applied, "deployed by command before its processes have come"
         async with working(new, labels=new.deployment.labels):
-            assert (await new.deployment.apply()).applied
+            assert (await new.deployment.apply()).reason == "in force already"
             refused = await old.deployment.apply()
             assert not refused.applied
             assert "newer version" in refused.reason
             assert (await old.jobs.show("a")).schedule == "30 * * * *"
             assert (await old.deployment.apply(force=True)).removed == ("b",), "unless it is forced"
-            assert (await new.deployment.apply()).applied, "no process of the old one lives"
+            assert (await new.deployment.apply(force=True)).applied
+            assert (await new.deployment.apply()).reason == "in force already"
         back = await old.deployment.apply()
         assert (back.changed, back.removed) == (("a",), ("b",)), "the new ones are gone: this is a rollback"
 
@@ -145,3 +148,14 @@ def test_an_app_is_named_after_its_module(url: str) -> None:
     assert Hourhand(url, name="other").name == "other"
     with pytest.raises(ConfigurationError, match="cannot be the name"):
         Hourhand(url, name="not a name")
+
+
+async def test_a_declared_job_whose_end_is_past_stops_nobody(url: str, schema: str) -> None:
+    app = version(url, schema, ("a", "0 * * * *"))
+    app.cron("@daily", name="over", end_at="2020-01-01T00:00:00Z")(app.task(name="other")(_nothing))
+    async with app:
+        assert (await app.deployment.apply()).added == ("a",)
+        assert (await app.deployment.apply()).reason == "in force already"
+
+
+async def _nothing() -> None: ...

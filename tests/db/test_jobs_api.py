@@ -15,7 +15,7 @@ from hourhand.core import ids
 from hourhand.storage.schedules import Planned, ScheduleGateway
 from tests.db.test_firing import gateway, make_node
 from tests.db.test_transactions import ASYNC, SYNC
-from tests.support.fleet import where
+from tests.support.fleet import until, where
 
 __all__ = ["gateway"]
 HOURLY = {"task": "work", "schedule": "0 * * * *"}
@@ -239,6 +239,13 @@ async def test_the_same_without_an_event_loop(app: Hourhand, url: str, driver: A
     assert await app.jobs.list() == []
     view = await asyncio.to_thread(driver, url, change, True)
     assert await app.jobs.show("kept") == await app.jobs.show(view.job_id)
+
+    def hold(connection: Any) -> Any:
+        app.jobs.pause_sync("kept", connection=connection)
+        app.jobs.resume_sync("kept", connection=connection)
+        return app.jobs.trigger_sync("kept", connection=connection)
+
+    assert (await asyncio.to_thread(driver, url, hold, True)).outcome == "started"
     await asyncio.to_thread(driver, url, lambda connection: app.jobs.delete_sync("kept", connection=connection), True)
     assert await app.jobs.list() == []
     await asyncio.to_thread(lambda: app.jobs.add_sync("own", **HOURLY))
@@ -314,3 +321,57 @@ async def test_an_open_transaction_that_adds_a_job_keeps_nobody_waiting(
     await transaction.commit()
     await connection.close()
     assert (await where(sql, schema))["ready"] == 1
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_new_schedule_in_an_open_transaction_keeps_nobody_waiting(app: Hourhand, url: str, bulk: bool) -> None:
+    """Hundreds of jobs, so that every shard has the new schedule: somebody else's are added all the same."""
+    many = [{"name": f"mine-{n}", "task": "work", "schedule": "7 7 * * *"} for n in range(400)]
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    if bulk:
+        await app.jobs.add_many(many, connection=connection)
+    else:
+        for one in many:
+            await app.jobs.add(**one, connection=connection)
+    others = [{**one, "name": one["name"].replace("mine", "others")} for one in many]
+    assert (await asyncio.wait_for(app.jobs.add_many(others), 20)).added == 400
+    await transaction.rollback()
+    await connection.close()
+    assert len(await app.jobs.list(limit=1000)) == 400
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_one_off_whose_transaction_commits_after_its_instant_is_not_lost(
+    app: Hourhand, url: str, sql: asyncpg.Connection, schema: str, bulk: bool
+) -> None:
+    from tests.db.test_scheduler import scheduling
+
+    at = await sql.fetchval("SELECT date_trunc('second', clock_timestamp()) + interval '2 seconds'")
+    once = {"task": "work", "schedule": at.isoformat()}
+    async with scheduling(app):
+        # One in every shard, so that the instant is shared by whoever would share it.
+        await app.jobs.add_many([{"name": f"other-{n}", **once} for n in range(1500)])
+        connection = await asyncpg.connect(url)
+        transaction = connection.transaction()
+        await transaction.start()
+        if bulk:
+            await app.jobs.add_many([{"name": "late", **once}], connection=connection)
+        else:
+            await app.jobs.add("late", **once, connection=connection)
+        question = f"SELECT count(*) FROM {schema}.ready"
+
+        async def others_fired() -> bool:
+            return bool(await sql.fetchval(question) == 1500)
+
+        await until(others_fired, "the others to fire")
+        await transaction.commit()
+        await connection.close()
+
+        async def all_fired() -> bool:
+            return bool(await sql.fetchval(question) == 1501)
+
+        await until(all_fired, "the late one to fire too")
+    assert (await app.jobs.add("late", **once)).outcome == "unchanged"
+    assert (await app.jobs.show("late")).schedule == at.isoformat().replace("+00:00", "Z")

@@ -236,8 +236,9 @@ async def test_new_time_zone_rules_move_what_is_ahead(
     decided = await sql.fetchrow(f"SELECT outcome, reason FROM {schema}.decisions")
     assert decided["outcome"] == "moved"
     assert "tzdata 2020a to" in decided["reason"]
+    lines = await app.jobs.why("berlin", since=datetime.now(UTC), until=datetime.now(UTC) + timedelta(days=2))
+    assert "moved" in {line.outcome for line in lines}
     assert scheduler.elector.strangers("another") != {}
-    await scheduler._gateway.close()
     await scheduler._shards.close()
 
 

@@ -251,6 +251,7 @@ async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
     assert set(await scheduler._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
     assert scheduler._blocked == set()
     await scheduler._gateway.close()
+    await scheduler._impatient.close()
 
 
 # Windows and limits
@@ -412,6 +413,7 @@ async def test_a_change_in_an_open_transaction_keeps_only_its_own_schedule_waiti
     assert set(await scheduler._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
     await connection.close()
     await scheduler._gateway.close()
+    await scheduler._impatient.close()
 
 
 # By hand

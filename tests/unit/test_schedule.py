@@ -214,3 +214,12 @@ def test_stepping_by_fields_is_what_cronsim_does_second_by_second(
         assert at is not None
         at = _next_local(expression, at)
         assert at == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("every 2w", 1_209_600), ("every 30d", 2_592_000), ("every 1.5s", 1.5), ("@every 90s", 90)]
+)
+def test_intervals_of_any_length_are_read_back_as_they_were(text: str, seconds: float) -> None:
+    schedule = parse_schedule(text, now=NOW)
+    assert parse_schedule(schedule.expression, now=NOW) == schedule
+    assert schedule.next_after(NOW) == NOW + timedelta(seconds=seconds)

@@ -156,15 +156,17 @@ class Account:
                 known = known or line.outcome not in ("unregistered", "paused", "dst_gap")
                 yield line
 
-    def by_hand(self) -> list[Line]:
-        """Runs that no schedule asked for."""
-        return [
+    def besides(self) -> list[Line]:
+        """What is on record beyond the expected: runs that no schedule asked for, firings that new time zone rules moved."""
+        by_hand = [
             Line(
                 one.scheduled_at, one.state, f"{one.by_hand} by hand; {one.reason or one.state}", ids.run_id(one.run),
                 by_hand=one.by_hand,
             )
             for one in self._extra
         ]  # fmt: skip
+        moved = [Line(one.scheduled_at, "moved", one.reason) for one in self._facts.decisions if one.outcome == "moved"]
+        return by_hand + moved
 
     def _line(self, span: Span, at: datetime, swallowed: bool, known: bool) -> Line:
         facts = self._facts

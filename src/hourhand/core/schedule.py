@@ -104,7 +104,11 @@ def parse_schedule(
         if not _SHORTEST <= span <= _LONGEST:
             raise InvalidSchedule(f"an interval must be from one second to ten years, not {match[1]!r}")
         return Schedule(
-            "every", f"every {span.total_seconds():g}s", "UTC", "shift", _aware(anchor or now, "anchor").replace(microsecond=0)
+            "every",
+            f"every {_number(span.total_seconds())}s",
+            "UTC",
+            "shift",
+            _aware(anchor or now, "anchor").replace(microsecond=0),
         )
     if match := _IN.fullmatch(words):
         return Schedule("once", "once", "UTC", "shift", now + parse_span(match[1]))
@@ -128,6 +132,11 @@ def parse_span(text: str) -> timedelta:
     if total > 10**10:
         raise InvalidSchedule(f"{text!r} is too long")
     return timedelta(seconds=total)
+
+
+def _number(value: float) -> str:
+    """Without an exponent, and without a point where none is needed."""
+    return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def latest_firings(schedule: Schedule, after: datetime, until: datetime, most: int = 10_000) -> list[datetime]:

@@ -130,8 +130,16 @@ class Maintainer:
 
     async def collect(self) -> None:
         """One-off jobs that have run, and schedules that no job has any more."""
-        jobs = await self._gateway.collect_jobs(self._settings.keep_finished * DAY, BATCH)
-        schedules = await self._gateway.collect_schedules(BATCH)
+        began, jobs, schedules = Clock.monotonic(), 0, 0
+        # All there is, within a second: the queue's own chores come first.
+        while some := await self._gateway.collect_jobs(self._settings.keep_finished * DAY, BATCH):
+            jobs += some
+            if some < BATCH or Clock.monotonic() - began > TICK:
+                break
+        while some := await self._gateway.collect_schedules(BATCH):
+            schedules += some
+            if some < BATCH or Clock.monotonic() - began > 2 * TICK:
+                break
         if jobs or schedules:
             log.info("jobs.collected", jobs=jobs, schedules=schedules)
 

@@ -107,6 +107,10 @@ class Node:
             self.on_cancel(cancels)
         return True
 
+    async def leave(self) -> None:
+        """Others no longer count on this node."""
+        await self._session.stop_node(self.id)
+
     async def stop(self) -> None:
         try:
             await self._session.stop_node(self.id)

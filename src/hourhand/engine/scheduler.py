@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -52,6 +52,10 @@ class Plan:
     large: dict[int, Schedule] = field(default_factory=dict)
     """Late ones that missed so much that somebody should hear of it."""
 
+    def schedules(self) -> Iterator[int]:
+        yield from (one.id for one in self.plain)
+        yield from (one.id for one, _ in self.late)
+
     def late_parts(self) -> Iterator[tuple[int, int]]:
         """Slices of `late` with a bounded number of instants each."""
         begin = total = 0
@@ -65,11 +69,12 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, labels: Mapping[str, str] | None = None) -> None:
         self._database = database
         self._settings = settings
-        self.node = Node(database, settings, "scheduler", {"tzdata": tzdata_version()})
+        self.node = Node(database, settings, "scheduler", {"tzdata": tzdata_version(), **(labels or {})})
         self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
+        self._impatient = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT / 20))
         self._planner = ScheduleGateway(database.link("planner"))
         self._shards = ScheduleGateway(database.link("elector"))
         self.elector = Elector(self._shards, self.node)
@@ -116,12 +121,15 @@ class Scheduler:
 
     async def _shut_down(self) -> None:
         try:
+            # First out of the ring, then the shards out of our hands: who hears of it takes them at once.
+            await self.node.leave()
             await self.elector.release_all()
         except DatabaseUnavailable:
             log.warning("shards.not_released", node=self.node.id, meaning="others will notice by the lock or lease")
         await self.maintainer.stop()
         await self.node.stop()
         await self._gateway.close()
+        await self._impatient.close()
         await self._planner.close()
         await self._shards.close()
         log.info("scheduler.stopped", node=self.node.id)
@@ -260,6 +268,7 @@ class Scheduler:
                 self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
         for begin, end in plan.late_parts():
             refused += await self._fire_late(plan, begin, end)
+        refused -= len(self._blocked.intersection(plan.schedules()))
         if refused:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
@@ -279,7 +288,7 @@ class Scheduler:
             moved, alone = {}, plain
         for one in alone:
             try:
-                moved |= await self._gateway.fire(self.node.id, epochs, [one])
+                moved |= await self._impatient.fire(self.node.id, epochs, [one])
                 self._blocked.discard(one.id)
             except LockTimeout:
                 self._block(one)

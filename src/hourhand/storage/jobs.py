@@ -78,9 +78,12 @@ async def present(door: Door) -> datetime:
     return instant
 
 
-async def put_job(door: Door, job: JobDefinition, lane: int, now: datetime, *, replace: bool, expected: int | None = None) -> str:
+async def put_job(
+    door: Door, job: JobDefinition, lane: int, now: datetime, *, replace: bool, expected: int | None = None,
+    prepared: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """`added`, `unchanged` or `replaced`; a conflict is an error."""
-    plain = msgspec.json.encode(job.plain(lane, now)).decode()
+    plain = msgspec.json.encode({**job.plain(lane, now), **(prepared or {})}).decode()
     outcome = str((await door.row("put_job", plain, replace, expected))[1])
     if outcome == "conflict":
         raise JobConflict(f"there is a job {job.name!r} with another definition; replace=True changes it")
@@ -90,6 +93,14 @@ async def put_job(door: Door, job: JobDefinition, lane: int, now: datetime, *, r
 Define = Callable[[Sequence[Mapping[str, Any]]], list[JobDefinition]]
 
 
+async def prepare(database: Database, job: JobDefinition, now: datetime, number: int | None = None) -> dict[str, Any]:
+    """What is settled before a transaction of the caller's, so that it keeps nobody waiting and loses nothing."""
+    if job.schedule.kind == "once":
+        return {"apart": True}
+    plain = msgspec.json.encode(job.plain(0, now)).decode()
+    return {"id": await database.fetchval("reserve_schedule", plain, number)}
+
+
 class BulkJobs:
     """Jobs by COPY, all of them or none. Those whose name is taken go the ordinary way, one by one.
 
@@ -97,8 +108,17 @@ class BulkJobs:
     """
 
     def __init__(
-        self, database: Database, connection: asyncpg.Connection, lane: Callable[[str], Awaitable[int]], now: datetime
+        self,
+        database: Database,
+        connection: asyncpg.Connection,
+        lane: Callable[[str], Awaitable[int]],
+        now: datetime,
+        *,
+        own: bool,
     ) -> None:
+        self._database = database
+        self._own = own
+        """Whether the transaction is ours and ends when we are done."""
         self._sql = database.sql
         self._schema = database.schema
         self._connection = connection
@@ -146,26 +166,19 @@ class BulkJobs:
         now: datetime = await connection.fetchval(sql["present"])
         places = [(row[0], row[1]) for row in await connection.fetch(sql["reserve_jobs"], len(jobs))]
         rows = {}
-        for job, (_, shard) in zip(jobs, places, strict=True):
-            one = job.schedule
-            key = (shard, one.kind, one.expression, one.timezone, one.dst, one.anchor)
+        for job, (number, shard) in zip(jobs, places, strict=True):
+            key = self._key(job, number, shard)
             if key not in rows:
                 # As it was computed when the job was checked, unless that instant has come meanwhile.
                 first = job.first_run_at(self._defined_at)
                 rows[key] = first if first is not None and first > now else job.first_run_at(now)
         keys = sorted(rows, key=_in_order)
-        columns = [list(column) for column in zip(*keys, strict=True)]
-        made = await connection.fetch(sql["make_schedules"], *columns, [rows[key] for key in keys])
-        # All new, as a rule; if not, they are looked up and held against removal.
-        found = made if len(made) == len(keys) else await connection.fetch(sql["schedule_numbers"], *columns)
-        if len(found) < len(keys):
-            raise InvalidOption("a schedule was removed while its jobs were being added; try again")
-        schedules = {key: row[0] for key, row in zip(keys, found, strict=True)}
+        schedules = dict(zip(keys, await self._schedules(keys, [rows[key] for key in keys]), strict=True))
         lanes = {kind: lane_of(await self._lane(kind[0]), kind[1]) for kind in {(job.queue, job.priority) for job in jobs}}
         records, soon = [], []
         for job, (number, shard) in zip(jobs, places, strict=True):
             one = job.schedule
-            schedule = schedules[shard, one.kind, one.expression, one.timezone, one.dst, one.anchor]
+            schedule = schedules[self._key(job, number, shard)]
             active = now
             if one.kind == "once" and one.anchor is not None:
                 active = min(now, one.anchor)
@@ -185,6 +198,28 @@ class BulkJobs:
             # Fired at this very moment, without them, perhaps: then they start by themselves.
             await connection.execute(sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
             await connection.fetch(sql["late_jobs"], [number for number, _ in soon])
+
+    def _key(self, job: JobDefinition, number: int, shard: int) -> tuple[Any, ...]:
+        one = job.schedule
+        # In a transaction that may commit after its instant, a one-off must not share a schedule that is fired meanwhile.
+        expression = f"once {number}" if one.kind == "once" and not self._own else one.expression
+        return shard, one.kind, expression, one.timezone, one.dst, one.anchor
+
+    async def _schedules(self, keys: list[tuple[Any, ...]], first: list[datetime | None]) -> list[int]:
+        """Their numbers; made where they are not there yet, and held against removal."""
+        columns = [list(column) for column in zip(*keys, strict=True)]
+        if not self._own and any(key[1] != "once" for key in keys):
+            # Outside of the caller's transaction, which would keep everybody else from the same new schedules.
+            shared = [place for place, key in enumerate(keys) if key[1] != "once"]
+            some = [[column[place] for place in shared] for column in (*columns, first)]
+            made = await self._database.fetch("make_schedules", *some)
+            await self._database.fetch("mark_loose", [row[0] for row in made])
+        made = await self._connection.fetch(self._sql["make_schedules"], *columns, first)
+        # All new, as a rule; if not, they are looked up.
+        found = made if len(made) == len(keys) else await self._connection.fetch(self._sql["schedule_numbers"], *columns)
+        if len(found) < len(keys):
+            raise InvalidOption("a schedule was removed while its jobs were being added; try again")
+        return [row[0] for row in found]
 
 
 def _in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -129,7 +129,7 @@ class Hourhand:
     ) -> TaskDecorator:
         """The same for an interval: `@app.every("90s")`, counted from when the job is first deployed, or from `anchor`."""
         span = interval.total_seconds() if isinstance(interval, timedelta) else interval
-        text = f"every {span:g}s" if isinstance(span, (int, float)) else f"every {span.removeprefix('every ')}"
+        text = f"every {span:f}s" if isinstance(span, (int, float)) else f"every {span.removeprefix('every ')}"
         return self._declare(text, name, task, options)
 
     def _declare(self, schedule: str, name: str | None, task: Mapping[str, Any] | None, options: dict[str, Any]) -> TaskDecorator:
@@ -294,7 +294,7 @@ class Hourhand:
 
     async def schedule(self, *, handle_signals: bool = True) -> None:
         """Run a scheduler here, until SIGTERM or Ctrl-C: it fires what is due, and runs none of it."""
-        scheduler = Scheduler(await self._database(), self.settings)
+        scheduler = Scheduler(await self._database(), self.settings, self.deployment.labels)
         async with self.deployment.kept():
             await scheduler.run(handle_signals=handle_signals)
 

@@ -1,8 +1,8 @@
 """Bringing the jobs that code declares into force: added, changed, removed, once for each version of the code.
 
 Every process of an app knows what its code declares, by a fingerprint. A version that was never in force
-comes into force when its first process starts. One that was in force before does so again only when no process
-of the current version is left: so a process of the old version that happens to restart in the middle
+comes into force when its first process starts, or when it is deployed by command before that. One that was in force
+before does so again only when processes of the current version have come and none is left: so a process of the old version that happens to restart in the middle
 of a rollout changes nothing, and rolling back works by starting the old and stopping the new.
 """
 
@@ -20,7 +20,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from hourhand.core.errors import DatabaseUnavailable, HourhandError, JobConflict, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, HourhandError, InvalidOption, JobConflict, StatementRefused
 from hourhand.core.fairness import lane_of
 from hourhand.core.job import define_job
 from hourhand.storage.jobs import CallersDoor, present, put_job
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("hourhand.deployment")
 LOOK_EVERY = 15.0
-NEWER = "processes of a newer version are alive; this one waits until they are gone"
+NEWER = "a newer version is in force; this one waits until processes of it have come and are gone"
 _FIXED = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -83,6 +83,8 @@ class Deployment:
                 await connection.execute(sql["lock_deployment"], self._app.name)
                 row = await connection.fetchrow(sql["deployment"], self._app.name, self.fingerprint)
                 assert row is not None
+                if row["lives"] and not row["lived"]:
+                    await connection.execute(sql["deployment_lives"], self._app.name, row["current"])
                 reason = _turn(self.fingerprint, dict(row), bool(self._app.registry.jobs))
                 if reason is not None and not force:
                     return Deployed(False, reason)
@@ -101,7 +103,12 @@ class Deployment:
         now = await present(door)
         outcomes: dict[str, list[str]] = {"added": [], "replaced": [], "unchanged": [], "refused": []}
         for name, given in app.registry.jobs.items():
-            job = define_job(name, given, now=now, registry=app.registry, declared_by=app.name)
+            try:
+                job = define_job(name, given, now=now, registry=app.registry, declared_by=app.name)
+            except InvalidOption as error:
+                # Its end is past, perhaps: the code may say so for years.
+                log.warning("jobs.left_out", job=name, error=str(error))
+                continue
             row = await door.row("find_job", name, None)
             ours = row is None or msgspec.json.decode(row[0])["declared_by"] == app.name
             try:
@@ -157,6 +164,6 @@ def _turn(mine: str, known: dict[str, Any], declares: bool) -> str | None:
         return "in force already" if known["complete"] else None
     if not known["current"] and not declares:
         return "nothing is declared, and nothing ever was"
-    if known["seen"] and known["current_lives"]:
+    if known["seen"] and (known["lives"] or not known["lived"]):
         return NEWER
     return None

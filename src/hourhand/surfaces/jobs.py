@@ -6,10 +6,10 @@ transaction of theirs, `..._sync(connection=...)`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -17,13 +17,13 @@ from hourhand.core import ids
 from hourhand.core.account import MOMENT, UNEXPLAINED, Account, Line
 from hourhand.core.errors import InvalidOption, NotPossible, UnknownJob
 from hourhand.core.fairness import lane_of
-from hourhand.core.job import JobDefinition, define_job, job_options
+from hourhand.core.job import MISSED, JobDefinition, JobOptions, define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.schedule import latest_firings
 from hourhand.storage import foreign, statements
 from hourhand.storage.database import Database
-from hourhand.storage.jobs import BulkJobs, CallersDoor, CallersSyncDoor, Door, OwnDoor, present, put_job, run_now
+from hourhand.storage.jobs import BulkJobs, CallersDoor, CallersSyncDoor, Door, OwnDoor, prepare, present, put_job, run_now
 from hourhand.surfaces.past import Backfill, check_instants, gather_facts, not_expected, plan_backfill
 from hourhand.surfaces.stored import StoredJob, changed
 from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
@@ -31,6 +31,7 @@ from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView,
 if TYPE_CHECKING:
     from hourhand.surfaces.app import Hourhand
 
+T = TypeVar("T")
 STATES = ("active", "paused", "finished")
 MOST_LINES = 100_000
 BACKFILL_CHUNK = 500
@@ -61,7 +62,7 @@ class Jobs:
         """
         given = job_options({"task": task, "schedule": schedule, **options})
         await self._queue_number(given.queue, given.task or name)
-        return await self._add(await self._door(connection), name, given, replace)
+        return await self._add(await self._door(connection), name, given, replace, connection is not None)
 
     def add_sync(
         self, name: str, *, task: Any = None, schedule: str | None = None, replace: bool = False, connection: Any = None,
@@ -72,32 +73,36 @@ class Jobs:
             return self._app.sync(self.add(name, task=task, schedule=schedule, replace=replace, **options))
         given = job_options({"task": task, "schedule": schedule, **options})
         self._app.sync(self._queue_number(given.queue, given.task or name))
-        view: JobView = run_now(self._add(self._sync_door(connection), name, given, replace))
+        view: JobView = run_now(self._add(self._sync_door(connection), name, given, replace, True))
         return view
 
-    async def _add(self, door: Door, name: str, given: Any, replace: bool) -> JobView:
+    async def _add(self, door: Door, name: str, given: JobOptions, replace: bool, foreign: bool) -> JobView:
         now = await present(door)
         job = define_job(name, given, now=now, registry=self._app.registry)
-        outcome = await put_job(door, job, self._lane(job), now, replace=replace)
+        prepared = await self._prepare(door, job, now) if foreign else None
+        outcome = await put_job(door, job, self._lane(job), now, replace=replace, prepared=prepared)
         return (await self._find(door, name)).view(outcome)
 
     async def update(self, name: str, *, connection: Any = None, **changes: Any) -> JobView:
         """Change what is named and leave the rest. A job whose schedule stays keeps its pending firing."""
         await self._queue_number(changes.get("queue"), changes.get("task"))
-        return await self._update(await self._door(connection), name, changes)
+        return await self._update(await self._door(connection), name, changes, connection is not None)
 
     def update_sync(self, name: str, *, connection: Any = None, **changes: Any) -> JobView:
         if connection is None:
             return self._app.sync(self.update(name, **changes))
         self._app.sync(self._queue_number(changes.get("queue"), changes.get("task")))
-        view: JobView = run_now(self._update(self._sync_door(connection), name, changes))
+        view: JobView = run_now(self._update(self._sync_door(connection), name, changes, True))
         return view
 
-    async def _update(self, door: Door, name: str, changes: dict[str, Any]) -> JobView:
+    async def _update(self, door: Door, name: str, changes: dict[str, Any], foreign: bool) -> JobView:
         for _ in range(10):
             stored = await self._find(door, name)
-            job = changed(stored, changes, self._app.registry)
-            outcome = await put_job(door, job, self._lane(job), stored.present, replace=True, expected=stored.version)
+            job, now = changed(stored, changes, self._app.registry), stored.present
+            prepared = await self._prepare(door, job, now, stored.number) if foreign else None
+            outcome = await put_job(
+                door, job, self._lane(job), now, replace=True, expected=stored.version, prepared=prepared
+            )  # fmt: skip
             if outcome != "changed":
                 return (await self._find(door, job.name)).view(outcome)
         raise NotPossible(f"job {name!r} is being changed by others all the time; try again")
@@ -107,10 +112,7 @@ class Jobs:
         await self._delete(await self._door(connection), name)
 
     def delete_sync(self, name: str, *, connection: Any = None) -> None:
-        if connection is None:
-            return self._app.sync(self.delete(name))
-        run_now(self._delete(self._sync_door(connection), name))
-        return None
+        self._now(connection, lambda door: self._delete(door, name))
 
     async def _delete(self, door: Door, name: str) -> None:
         stored = await self._find(door, name)
@@ -137,7 +139,9 @@ class Jobs:
 
         async def work(own: asyncpg.Connection) -> dict[str, int]:
             async with own.transaction():
-                return await BulkJobs(database, own, gateway.queue_number, now).put(iter(jobs), define, replace, tell)
+                return await BulkJobs(database, own, gateway.queue_number, now, own=connection is None).put(
+                    iter(jobs), define, replace, tell
+                )
 
         counts = await (work(connection) if connection is not None else database.using(work))
         return BulkAdded(**counts)
@@ -194,16 +198,26 @@ class Jobs:
 
     async def pause(self, name: str, *, connection: Any = None) -> JobView:
         """From now on it does not fire. A firing that is due at this moment still is its own."""
-        door = await self._door(connection)
+        return await self._pause(await self._door(connection), name)
+
+    def pause_sync(self, name: str, *, connection: Any = None) -> JobView:
+        return self._now(connection, lambda door: self._pause(door, name))
+
+    async def _pause(self, door: Door, name: str) -> JobView:
         stored = await self._find(door, name)
         await door.row("pause_job", stored.number)
         return (await self._find(door, stored.definition.name)).view()
 
     async def resume(self, name: str, *, missed: str | None = None, connection: Any = None) -> Resumed:
         """It fires again. What it missed is treated by its missed-window policy, or by `missed`."""
-        if missed is not None and missed not in ("SKIP", "RUN_ONCE", "RUN_ALL"):
-            raise InvalidOption(f"missed must be SKIP, RUN_ONCE or RUN_ALL, not {missed!r}")
-        door = await self._door(connection)
+        return await self._resume(await self._door(connection), name, missed)
+
+    def resume_sync(self, name: str, *, missed: str | None = None, connection: Any = None) -> Resumed:
+        return self._now(connection, lambda door: self._resume(door, name, missed))
+
+    async def _resume(self, door: Door, name: str, missed: str | None) -> Resumed:
+        if missed is not None and missed not in MISSED:
+            raise InvalidOption(f"missed must be one of {', '.join(MISSED)}, not {missed!r}")
         stored = await self._find(door, name)
         instants: Instants = []
         if stored.paused_at is not None:
@@ -213,9 +227,18 @@ class Jobs:
         row = await door.row("resume_job", stored.number, instants, missed)
         return Resumed((await self._find(door, stored.definition.name)).view(), row[1], row[2])
 
-    async def trigger(self, name: str, *, payload: Mapping[str, Any] | None = None, force: bool = False, connection: Any = None) -> Triggered:  # fmt: skip
+    async def trigger(
+        self, name: str, *, payload: Mapping[str, Any] | None = None, force: bool = False, connection: Any = None
+    ) -> Triggered:
         """A run here and now, besides the schedule. `force`: even if the job's overlap policy would hold or skip it."""
-        door = await self._door(connection)
+        return await self._trigger(await self._door(connection), name, payload, force)
+
+    def trigger_sync(
+        self, name: str, *, payload: Mapping[str, Any] | None = None, force: bool = False, connection: Any = None
+    ) -> Triggered:
+        return self._now(connection, lambda door: self._trigger(door, name, payload, force))
+
+    async def _trigger(self, door: Door, name: str, payload: Mapping[str, Any] | None, force: bool) -> Triggered:
         stored = await self._find(door, name)
         text = None
         if payload is not None:
@@ -278,7 +301,7 @@ class Jobs:
         lines = list(islice(account.lines(low, high), MOST_LINES + 1))
         if len(lines) > MOST_LINES:
             raise InvalidOption(f"the period has more than {MOST_LINES:,} firings; narrow it")
-        lines = sorted([*lines, *account.by_hand()], key=lambda line: line.scheduled_at)
+        lines = sorted([*lines, *account.besides()], key=lambda line: line.scheduled_at)
         if at is not None and not lines:
             raise NotPossible(not_expected(stored, at))
         return lines
@@ -314,8 +337,25 @@ class Jobs:
         database = await self._app._database()
         return OwnDoor(database) if connection is None else CallersDoor(connection, database.sql)
 
+    def _now(self, connection: Any, work: Callable[[Door], Coroutine[Any, Any, T]]) -> T:
+        """For callers without an event loop: on the connection they gave, or on one of ours."""
+        if connection is not None:
+            result: T = run_now(work(self._sync_door(connection)))
+            return result
+
+        async def own() -> T:
+            return await work(await self._door(None))
+
+        return self._app.sync(own())
+
     def _sync_door(self, connection: Any) -> Door:
         return CallersSyncDoor(connection, statements.load(self._app.settings.schema))
+
+    async def _prepare(self, door: Door, job: JobDefinition, now: datetime, number: int | None = None) -> dict[str, Any]:
+        async def work() -> dict[str, Any]:
+            return await prepare(await self._app._database(), job, now, number)
+
+        return self._app.sync(work()) if isinstance(door, CallersSyncDoor) else await work()
 
     async def _find(self, door: Door, name: str) -> StoredJob:
         if not isinstance(name, str):

@@ -149,6 +149,7 @@ CREATE TABLE hourhand.deployments (
     first_seen  timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_at  timestamptz,
     complete    boolean NOT NULL DEFAULT true,  -- false: a name was taken; tried again until it is free
+    lived       boolean NOT NULL DEFAULT false,  -- a process of it has been seen while it was in force
     PRIMARY KEY (app, fingerprint)
 );
 

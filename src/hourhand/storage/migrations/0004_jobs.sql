@@ -2,7 +2,8 @@
 
 -- Add a job, or change it. The same definition again changes nothing; another one under the same name is a
 -- conflict unless `replace` is set. A job whose schedule stays the same keeps its pending firing; one that changes it
--- has the firing that is due at this moment, if there is one, before it leaves.
+-- has the firing that is due at this moment, if there is one, before it leaves. `apart` gives a one-off a schedule of its own:
+-- in a transaction that may commit after its instant, it must not share one that is fired meanwhile.
 CREATE FUNCTION hourhand.put_job(
     definition jsonb, replace boolean DEFAULT false, expected integer DEFAULT NULL,
     OUT job_id bigint, OUT outcome text, OUT next_at timestamptz
@@ -21,7 +22,8 @@ BEGIN
     SELECT * INTO old FROM hourhand.jobs j WHERE j.name = given->>'name' FOR UPDATE;
     IF old.id IS NOT NULL THEN
         SELECT * INTO plan FROM hourhand.schedules s WHERE s.id = old.schedule_id;
-        same_schedule := plan.kind = kind AND plan.expression = given->>'expression' AND plan.timezone = given->>'timezone'
+        same_schedule := plan.kind = kind AND (kind = 'once' OR plan.expression = given->>'expression')
+            AND plan.timezone = given->>'timezone'
             AND plan.dst = given->>'dst'
             AND (plan.anchor IS NOT DISTINCT FROM anchor
                  OR NOT (given->>'anchored')::boolean AND (kind = 'every' OR kind = 'once' AND plan.next_run_at IS NOT NULL));
@@ -55,7 +57,7 @@ BEGIN
             outcome := 'changed';
             RETURN;
         END IF;
-        fresh.id := nextval('hourhand.job_numbers');
+        fresh.id := coalesce((given->>'id')::bigint, nextval('hourhand.job_numbers'));
         fresh.shard := hashint8(fresh.id) & 255;
         fresh.version := 0;
         fresh.created_at := clock_timestamp();
@@ -69,7 +71,8 @@ BEGIN
     END IF;
     IF NOT same_schedule THEN
         fresh.schedule_id := hourhand.schedule_number(
-            fresh.shard, kind, given->>'expression', given->>'timezone', given->>'dst', anchor, (given->>'next_run_at')::timestamptz);
+            fresh.shard, kind, CASE WHEN (given->>'apart')::boolean THEN format('once %s', fresh.id) ELSE given->>'expression' END,
+            given->>'timezone', given->>'dst', anchor, (given->>'next_run_at')::timestamptz);
         IF kind = 'once' AND fresh.paused_at IS NULL THEN
             fresh.active_since := least(fresh.active_since, anchor);
         END IF;
@@ -110,6 +113,17 @@ BEGIN
     END IF;
     job_id := fresh.id;
     outcome := CASE WHEN old.id IS NULL THEN 'added' ELSE 'replaced' END;
+END $$;
+
+-- Before a transaction of the caller's, which may stay open for long: a job's number and its schedule's row, so that nobody
+-- who wants the same schedule waits for that transaction. If nothing comes of it, the row is collected.
+CREATE FUNCTION hourhand.reserve_schedule(given jsonb, number bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    number := coalesce(number, nextval('hourhand.job_numbers'));
+    INSERT INTO hourhand.loose (schedule_id) VALUES (hourhand.schedule_number(
+        (hashint8(number) & 255)::smallint, given->>'kind', given->>'expression', given->>'timezone', given->>'dst',
+        (given->>'anchor')::timestamptz, (given->>'next_run_at')::timestamptz));
+    RETURN number;
 END $$;
 
 -- A job changes how it takes part in its schedule, at the instant this returns: everything before it is settled under the

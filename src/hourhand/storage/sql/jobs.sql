@@ -3,6 +3,9 @@
 -- name: put_job
 SELECT job_id, outcome FROM hourhand.put_job($1::text::jsonb, $2::boolean, $3::integer);
 
+-- name: reserve_schedule
+SELECT hourhand.reserve_schedule($1::text::jsonb, $2::bigint);
+
 -- name: find_job
 -- One job, by name or by number, as JSON: every driver carries that alike.
 SELECT row_to_json(found)::text FROM (
@@ -99,6 +102,9 @@ CROSS JOIN LATERAL (
       AND s.dst = given.dst AND coalesce(s.anchor, '-infinity') = coalesce(given.anchor, '-infinity') LIMIT 1 FOR KEY SHARE) AS s
 ORDER BY given.place;
 
+-- name: mark_loose
+INSERT INTO hourhand.loose (schedule_id) SELECT * FROM unnest($1::bigint[]);
+
 -- name: late_jobs
 -- Jobs that came by COPY to a schedule whose instant is fired by now: they start by themselves.
 SELECT count(one.run_id) FROM unnest($1::bigint[]) AS fresh (id)
@@ -192,23 +198,27 @@ SELECT min(to_date(right(c.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UT
 WHERE i.inhparent = 'hourhand.runs'::regclass AND c.relname ~ '_\d{8}$';
 
 -- name: deployment
--- Whether this set of declarations holds already, is new, or is an older one while processes with the newer still live.
-SELECT coalesce((SELECT d.fingerprint FROM hourhand.deployments d WHERE d.app = $1 AND d.applied_at IS NOT NULL
-                 ORDER BY d.applied_at DESC LIMIT 1), '') AS current,
+-- Which declarations of an app hold, whether processes of that version live or ever have, and whether these ($2) held before.
+WITH current AS MATERIALIZED (
+    SELECT d.fingerprint, d.complete, d.lived FROM hourhand.deployments d WHERE d.app = $1 AND d.applied_at IS NOT NULL
+    ORDER BY d.applied_at DESC LIMIT 1)
+SELECT coalesce((SELECT fingerprint FROM current), '') AS current,
        EXISTS (SELECT FROM hourhand.deployments d WHERE d.app = $1 AND d.fingerprint = $2 AND d.applied_at IS NOT NULL) AS seen,
-       EXISTS (SELECT FROM hourhand.deployments d WHERE d.app = $1 AND d.fingerprint = $2 AND d.complete) AS complete,
+       EXISTS (SELECT FROM current WHERE complete) AS complete,
+       EXISTS (SELECT FROM current WHERE lived) AS lived,
        EXISTS (SELECT FROM hourhand.nodes n
                WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()
-                 AND n.info->>'app' = $1 AND n.info->>'declarations' =
-                     (SELECT d.fingerprint FROM hourhand.deployments d WHERE d.app = $1 AND d.applied_at IS NOT NULL
-                      ORDER BY d.applied_at DESC LIMIT 1)) AS current_lives;
+                 AND n.info->>'app' = $1 AND n.info->>'declarations' = (SELECT fingerprint FROM current)) AS lives;
+
+-- name: deployment_lives
+UPDATE hourhand.deployments SET lived = true WHERE app = $1 AND fingerprint = $2 AND NOT lived;
 
 -- name: lock_deployment
 SELECT pg_advisory_xact_lock(hashtext('hourhand.deployments'), hashtext($1));
 
 -- name: record_deployment
 INSERT INTO hourhand.deployments AS d (app, fingerprint, applied_at, complete) VALUES ($1, $2, clock_timestamp(), $3)
-ON CONFLICT (app, fingerprint) DO UPDATE SET applied_at = clock_timestamp(), complete = excluded.complete;
+ON CONFLICT (app, fingerprint) DO UPDATE SET applied_at = clock_timestamp(), complete = excluded.complete, lived = false;
 
 -- name: undeclared_jobs
 SELECT id, name FROM hourhand.jobs WHERE declared_by = $1 AND name <> ALL ($2::text[]) ORDER BY name;

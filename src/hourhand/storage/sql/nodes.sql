@@ -212,20 +212,24 @@ SELECT (SELECT count(*) FROM old_runs) + (SELECT count(*) FROM old_firings) + (S
      + (SELECT count(*) FROM old_spans) AS rows;
 
 -- name: collect_jobs
--- One-off jobs whose instant was $1 seconds ago, and whose runs have all ended.
-WITH over AS MATERIALIZED (
-    SELECT j.id, j.schedule_id FROM (
-        SELECT id FROM hourhand.schedules
-        WHERE next_run_at IS NULL AND kind = 'once' AND anchor < now() - make_interval(secs => $1) ORDER BY anchor LIMIT $2) AS s
-    CROSS JOIN LATERAL (SELECT id, schedule_id FROM hourhand.jobs WHERE schedule_id = s.id AND paused_at IS NULL OFFSET 0) AS j),
+-- One-off jobs whose instant was $1 seconds ago, and whose runs have all ended; at most $2.
+WITH candidates AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM hourhand.schedules
+                   WHERE next_run_at IS NULL AND kind = 'once' AND anchor < now() - make_interval(secs => $1)) AS there),
 busy AS MATERIALIZED (
-    SELECT job_id FROM hourhand.ready WHERE job_id IN (SELECT id FROM over)
-    UNION ALL SELECT job_id FROM hourhand.delayed WHERE job_id IN (SELECT id FROM over)
-    UNION ALL SELECT job_id FROM hourhand.parked WHERE job_id IN (SELECT id FROM over)
-    UNION ALL SELECT job_id FROM hourhand.running WHERE job_id IN (SELECT id FROM over)),
+    SELECT live.job_id FROM candidates CROSS JOIN LATERAL (
+        SELECT job_id FROM hourhand.ready UNION ALL SELECT job_id FROM hourhand.delayed
+        UNION ALL SELECT job_id FROM hourhand.parked UNION ALL SELECT job_id FROM hourhand.running) AS live
+    WHERE candidates.there AND live.job_id IS NOT NULL),
+over AS MATERIALIZED (
+    SELECT j.id FROM (
+        SELECT id FROM hourhand.schedules
+        WHERE next_run_at IS NULL AND kind = 'once' AND anchor < now() - make_interval(secs => $1) ORDER BY anchor) AS s
+    CROSS JOIN LATERAL (SELECT id FROM hourhand.jobs WHERE schedule_id = s.id AND paused_at IS NULL OFFSET 0) AS j
+    WHERE j.id NOT IN (SELECT job_id FROM busy) LIMIT $2),
 gone AS (
     DELETE FROM hourhand.jobs WHERE ctid = ANY (ARRAY(
-        SELECT j.ctid FROM (SELECT id FROM over WHERE id NOT IN (SELECT job_id FROM busy)) AS idle
+        SELECT j.ctid FROM over AS idle
         CROSS JOIN LATERAL (SELECT ctid FROM hourhand.jobs WHERE id = idle.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j))
     RETURNING id, schedule_id),
 uncounted AS (

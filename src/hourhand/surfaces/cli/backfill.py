@@ -30,7 +30,7 @@ from hourhand.surfaces.cli.common import (
 from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.cli.progress import bar
 from hourhand.surfaces.cli.why import stamp
-from hourhand.surfaces.jobs import Backfill
+from hourhand.surfaces.past import Backfill
 
 LOOK_EVERY = 0.5
 

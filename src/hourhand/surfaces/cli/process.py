@@ -211,7 +211,7 @@ async def _schedule(app: Hourhand, *, deploy: bool) -> None:
     database = Database(app.settings)
     await _open_patiently(database)
     try:
-        one = Scheduler(database, app.settings)
+        one = Scheduler(database, app.settings, app.deployment.labels if deploy else {})
         watcher = asyncio.create_task(watch_parent(one.ask_to_stop))
         try:
             async with contextlib.AsyncExitStack() as stack:
