@@ -100,19 +100,21 @@ MUTANTS = [
         (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),
         (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"))),
     Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
-    Mutant("a job leaves without its due firing", SCHEDULES, "            PERFORM hourhand.fire_one(old.id, pending, pending +", "            PERFORM 1 WHERE (old.id, pending) IS NULL; -- PERFORM (pending +",
-           "tests/db/test_policies.py -k not_lost_when", also=((SCHEDULES, "                                      old.payload, old.tags, old.options, old.overlap, old.max_runs);\n            IF boundary", "            IF boundary"),)),
-    Mutant("two runs at once in spite of overlap", SCHEDULES, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
-    Mutant("the next in the queue is forgotten", SCHEDULES, "    IF number IS NULL THEN\n        DELETE FROM hourhand.live", "    IF true THEN\n        DELETE FROM hourhand.live",
+    Mutant("a job leaves without its due firing", JOBS, "            PERFORM hourhand.fire_one(old.id, pending, pending +", "            PERFORM 1 WHERE (old.id, pending) IS NULL; -- PERFORM (pending +",
+           "tests/db/test_policies.py -k not_lost_when", also=((JOBS, "                                      old.payload, old.tags, old.options, old.overlap, old.max_runs);\n            IF boundary", "            IF boundary"),)),
+    Mutant("two runs at once in spite of overlap", OVERLAP, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
+    Mutant("the next in the queue is forgotten", OVERLAP, "    IF number IS NULL THEN\n        DELETE FROM hourhand.live", "    IF true THEN\n        DELETE FROM hourhand.live",
            "tests/db/test_policies.py -k lets_the_next"),
-    Mutant("a resume forgets the pause", SCHEDULES, "    started := cardinality(chosen);", "    started := 0; left_out := 0; RETURN;", "tests/db/test_policies.py -k treats_the_pause"),
-    Mutant("chains end", SCHEDULES, "WHEN (NEW.options ? 'then' AND", "WHEN (false AND", "tests/db/test_chains.py -k one_transaction"),
-    Mutant("schedules collected under open transactions", SCHEDULES, "        PERFORM FROM hourhand.schedules WHERE id = one FOR UPDATE SKIP LOCKED;", "        PERFORM FROM hourhand.schedules WHERE id = one;",
+    Mutant("a resume forgets the pause", JOBS, "    started := cardinality(chosen);", "    started := 0; left_out := 0; RETURN;", "tests/db/test_policies.py -k treats_the_pause"),
+    Mutant("chains end", OVERLAP, "WHEN (NEW.options ? 'then' AND", "WHEN (false AND", "tests/db/test_chains.py -k one_transaction"),
+    Mutant("schedules collected under open transactions", JOBS, "        PERFORM FROM hourhand.schedules WHERE id = one FOR UPDATE SKIP LOCKED;", "        PERFORM FROM hourhand.schedules WHERE id = one;",
            "tests/db/test_jobs_api.py -k somebodys_open"),
     Mutant("an audit that sees nothing", "src/hourhand/core/account.py", "        return Line(at, UNEXPLAINED,", '        return Line(at, "fired",', "tests/db/test_ledger.py -k lost_run"),
     Mutant("a process of the old version deploys", "src/hourhand/surfaces/deployment.py", '    if known["seen"] and', "    if False and", "tests/db/test_deployment.py -k restarts"),
-    Mutant("backfills made twice", SCHEDULES, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
-           "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/jobs.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
+    Mutant("one-offs of open transactions share their instant", JOBS, "CASE WHEN (given->>'apart')::boolean THEN format('once %s', fresh.id) ELSE given->>'expression' END", "given->>'expression'",
+           "tests/db/test_jobs_api.py -k not_lost"),
+    Mutant("backfills made twice", JOBS, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
+           "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/past.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
 ]  # fmt: skip
 
 
@@ -142,6 +144,7 @@ def main() -> int:
         caught = done.returncode == 1
         survivors += not caught
         verdict = "[green]caught[/]" if caught else f"[red]SURVIVED (pytest exit {done.returncode})[/]"
+        console.print(f"  {verdict}")
         table.add_row(mutant.name, mutant.test.rpartition("/")[2], verdict)
     console.print(table)
     return 1 if survivors else 0

@@ -187,7 +187,8 @@ async def test_a_schedule_is_not_collected_under_somebodys_open_transaction(
     number = await other.fetchval(
         f"SELECT {schema}.schedule_number($1::smallint, 'once', 'once', 'UTC', 'shift', $2, $2)", shard, anchor
     )
-    assert await sql.fetchval(f"SELECT {schema}.collect_schedules(10)") == 0
+    collected = sql.fetchval(f"SELECT {schema}.collect_schedules(10)", timeout=10)
+    assert await collected == 0, "and not kept waiting"
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.loose") == 1, "tried again later"
     await other.execute(
         f"INSERT INTO {schema}.jobs (id, schedule_id, lane, shard, active_since, name, task, payload)"
