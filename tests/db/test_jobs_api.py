@@ -62,6 +62,10 @@ async def test_a_delay_said_again_while_it_is_pending_is_the_same(app: Hourhand)
     first = await app.jobs.add("later", task="work", schedule="in 10m")
     again = await app.jobs.add("later", task="work", schedule="in 10m")
     assert (again.outcome, again.next_run_at) == ("unchanged", first.next_run_at)
+    later = await app.jobs.update("later", schedule="in 2h")
+    assert first.next_run_at is not None
+    assert later.next_run_at is not None
+    assert later.next_run_at > first.next_run_at + timedelta(hours=1), "said anew, it is meant anew"
     interval = await app.jobs.add("often", task="work", schedule="every 90s")
     assert (await app.jobs.add("often", task="work", schedule="every 90s")).anchor == interval.anchor
 
@@ -376,3 +380,36 @@ async def test_a_one_off_whose_transaction_commits_after_its_instant_is_not_lost
         await until(all_fired, "the late one to fire too")
     assert (await app.jobs.add("late", **once)).outcome == "unchanged"
     assert (await app.jobs.show("late")).schedule == at.isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("level", ["repeatable_read", "serializable"])
+async def test_jobs_can_be_added_in_a_transaction_with_an_old_snapshot(app: Hourhand, url: str, level: str) -> None:
+    connection = await asyncpg.connect(url)
+    async with connection.transaction(isolation=level):  # type: ignore[arg-type]
+        await connection.fetchval("SELECT count(*) FROM pg_class")
+        await app.jobs.add("a", **HOURLY, connection=connection)
+        await app.jobs.add("b", task="work", schedule="in 1h", connection=connection)
+        await app.jobs.add_many([{"name": "c", "task": "work", "schedule": "9 9 * * *"}], connection=connection)
+    await connection.close()
+    assert len(await app.jobs.list()) == 3
+
+
+async def test_a_slow_add_many_does_not_lose_one_offs_whose_instant_comes_meanwhile(
+    app: Hourhand, url: str, sql: asyncpg.Connection, schema: str
+) -> None:
+    at = await sql.fetchval("SELECT date_trunc('second', clock_timestamp()) + interval '2 seconds'")
+    once = {"task": "work", "schedule": at.isoformat()}
+    await app.jobs.add_many([{"name": f"there-{n}", **once} for n in range(1500)])
+
+    def chunk_is_in(_: int) -> None:
+        # Their instant is fired, without those that nobody sees yet.
+        with psycopg.connect(url) as other:
+            other.execute(f"UPDATE {schema}.schedules SET next_run_at = NULL")
+
+    from hourhand.storage import jobs as bulk
+
+    await app.jobs.add_many(({"name": f"slow-{n}", **once} for n in range(bulk.CHUNK)), progress=chunk_is_in)
+    slow = await sql.fetchval(
+        f"SELECT count(DISTINCT r.job_id) FROM {schema}.ready r JOIN {schema}.jobs j ON j.id = r.job_id WHERE j.name LIKE 'slow%'"
+    )
+    assert slow == bulk.CHUNK

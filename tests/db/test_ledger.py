@@ -108,6 +108,7 @@ async def test_a_lost_run_and_a_double_one_are_found(bench: Bench, app: Hourhand
         f" FROM {schema}.ready r WHERE scheduled_at = $1) AS copies",
         T0 + 2 * HOUR,
     )
+    assert not (await app.jobs.audit("job", T0 + HOUR, T0 + 2 * HOUR)).clean, "however narrow the window"
     audit = await app.jobs.audit("job", T0, T0 + 4 * HOUR)
     assert (audit.unexplained, audit.doubles, audit.clean) == ((T0 + HOUR,), (T0 + 2 * HOUR,), False)
     await sql.execute(f"DELETE FROM {schema}.firings WHERE scheduled_at = $1", T0 + HOUR)

@@ -312,34 +312,60 @@ async def test_resuming_treats_the_pause_by_the_policy(
     bench: Bench, app: Hourhand, sql: asyncpg.Connection, schema: str, policy: str, override: str | None, started: list[int], left_out: int
 ) -> None:  # fmt: skip
     job = await bench.add(missed_window=policy)
+    first = await last_hours(sql, 5)
+    await bench.rewind(to=first)
     await app.jobs.pause("job")
-    paused = T0 + timedelta(minutes=30)
-    await sql.execute(f"UPDATE {schema}.jobs SET paused_at = $1", paused)
+    await sql.execute(f"UPDATE {schema}.jobs SET paused_at = $1", first + timedelta(minutes=30))
     assert (await app.jobs.show("job")).state == "paused"
     await bench.fire()  # due before the pause: still its own
     for _ in range(4):
         await bench.fire()
-    assert await bench.runs(job) == [("ready", T0)]
-    # As if the fifth hour had just begun: what comes later belongs to the schedule again.
-    await sql.execute(f"UPDATE {schema}.schedules SET next_run_at = $1", T0 + 5 * HOUR)
+    assert await bench.runs(job) == [("ready", first)]
     resumed = await app.jobs.resume("job", missed=override)
     assert (resumed.started, resumed.left_out, resumed.job.state) == (len(started), left_out, "active")
-    assert [at for _, at in await bench.runs(job)] == [T0, *(T0 + (n + 1) * HOUR for n in started)]
+    assert sorted(at for _, at in await bench.runs(job)) == [first, *(first + (n + 1) * HOUR for n in started)]
     assert (await app.jobs.resume("job")).started == 0, "a second time is nothing"
-    await bench.fire()
-    assert (await bench.runs(job))[-1] == ("ready", T0 + 5 * HOUR), "and none is fired twice or lost at the seam"
-    assert (await app.jobs.audit("job", T0, T0 + 6 * HOUR)).clean
+    audit = await app.jobs.audit("job", first, datetime.now(UTC))
+    assert (audit.expected, audit.due, audit.clean) == (5, 0, True)
 
 
-async def test_a_pause_and_a_resume_between_two_firings_change_nothing(bench: Bench, app: Hourhand) -> None:
-    """Nobody has fired it since before the pause: the whole of it is judged when somebody does."""
-    job = await bench.add()
+@pytest.mark.parametrize("policy", ["SKIP", "RUN_ALL"])
+async def test_resuming_while_no_scheduler_is_alive_judges_the_pause_all_the_same(
+    bench: Bench, app: Hourhand, sql: asyncpg.Connection, schema: str, policy: str
+) -> None:
+    """Two were due before the pause and not fired; three came during it. Nobody fires any of them later."""
+    job = await bench.add(missed_window="RUN_ALL", misfire_grace=10**8)
+    first = await last_hours(sql, 5)
+    await bench.rewind(to=first)
     await app.jobs.pause("job")
-    assert (await app.jobs.pause("job")).state == "paused"
-    resumed = await app.jobs.resume("job")
-    assert (resumed.started, resumed.left_out) == (0, 0)
-    await bench.fire()
-    assert await bench.runs(job) == [("ready", T0)]
+    await sql.execute(f"UPDATE {schema}.jobs SET paused_at = $1", first + timedelta(minutes=90))
+    await app.jobs.resume("job", missed=policy)
+    wanted = [first + n * HOUR for n in range(2 if policy == "SKIP" else 5)]
+    assert sorted(at for _, at in await bench.runs(job)) == wanted
+    await bench.fire_late(5)
+    assert sorted(at for _, at in await bench.runs(job)) == wanted, "and none is fired twice"
+    assert (await app.jobs.audit("job", first, datetime.now(UTC))).clean
+
+
+async def test_a_change_during_a_pause_does_not_forget_its_beginning(
+    bench: Bench, app: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    job = await bench.add(missed_window="RUN_ALL")
+    first = await last_hours(sql, 4)
+    await bench.rewind(to=first)
+    await app.jobs.pause("job")
+    await sql.execute(f"UPDATE {schema}.jobs SET paused_at = $1", first - timedelta(minutes=1))
+    for _ in range(4):
+        await bench.fire()
+    await app.jobs.update("job", end_at=datetime(2100, 1, 1, tzinfo=UTC), payload={})
+    assert (await app.jobs.resume("job")).started == 4
+    assert len(await bench.runs(job)) == 4
+
+
+async def last_hours(sql: asyncpg.Connection, count: int) -> datetime:
+    """So many full hours lie between this one, itself included, and now."""
+    hour: datetime = await sql.fetchval("SELECT date_trunc('hour', clock_timestamp())")
+    return hour - (count - 1) * HOUR
 
 
 # Changes at the moment of firing
@@ -385,14 +411,57 @@ async def test_a_firing_under_way_when_its_job_leaves_is_not_repeated(
     assert await bench.runs(job) == [("ready", T0)]
 
 
-async def test_a_due_firing_is_not_lost_when_its_job_leaves(bench: Bench, app: Hourhand) -> None:
+async def test_a_due_firing_is_not_lost_when_its_job_leaves(bench: Bench, app: Hourhand, sql: asyncpg.Connection) -> None:
     """Due, not fired yet, and the schedule changes: the job has its firing before it goes."""
     job = await bench.add()
+    first = await last_hours(sql, 1)
+    await bench.rewind(to=first)
     stale = await bench.planned()
     await app.jobs.update("job", schedule="0 12 * * *", timezone="Asia/Tokyo")
-    assert await bench.runs(job) == [("ready", T0)]
+    assert await bench.runs(job) == [("ready", first)]
     assert set(await bench.gateway.fire(bench.node, bench.epochs, [stale])) == set()
-    assert (await app.jobs.audit("job", T0 - HOUR, datetime.now(UTC))).clean
+    assert (await app.jobs.audit("job", first, datetime.now(UTC))).clean
+
+
+@pytest.mark.parametrize(
+    ("policy", "grace", "runs"),
+    [("RUN_ONCE", 60, [3]), ("SKIP", 60, []), ("RUN_ALL", 60, [0, 1, 2, 3]), ("SKIP", 10**8, [0, 1, 2, 3])],
+)
+async def test_a_job_that_leaves_a_schedule_that_is_behind_is_judged_by_its_policy(
+    bench: Bench, app: Hourhand, sql: asyncpg.Connection, policy: str, grace: float, runs: list[int]
+) -> None:
+    job = await bench.add(missed_window=policy, misfire_grace=grace)
+    first = await last_hours(sql, 4)
+    await bench.rewind(to=first)
+    await app.jobs.update("job", schedule="30 0 1 1 *")
+    assert sorted(at for _, at in await bench.runs(job)) == [first + n * HOUR for n in runs]
+    assert (await app.jobs.audit("job", first, datetime.now(UTC))).clean
+
+
+async def test_new_limits_of_a_job_that_is_behind_hold_from_what_is_due(
+    bench: Bench, app: Hourhand, sql: asyncpg.Connection
+) -> None:
+    """The schedule's next instant lies before start_at; what is due after it is not lost."""
+    first = await last_hours(sql, 4)
+    job = await bench.add(missed_window="RUN_ALL", misfire_grace=10**8, start_at=first + timedelta(minutes=1))
+    await bench.rewind(to=first)
+    await app.jobs.update("job", end_at=datetime(2100, 1, 1, tzinfo=UTC))
+    await bench.fire_late(4)
+    assert sorted(at for _, at in await bench.runs(job)) == [first + n * HOUR for n in (1, 2, 3)]
+    assert (await app.jobs.audit("job", first, datetime.now(UTC))).clean
+
+
+async def test_raising_max_runs_leaves_no_gap(bench: Bench, app: Hourhand, sql: asyncpg.Connection) -> None:
+    first = await last_hours(sql, 4)
+    await bench.add(max_runs=1)
+    await bench.rewind(to=first)
+    for _ in range(4):
+        await bench.fire()
+    await app.jobs.update("job", max_runs=3)
+    lines = await app.jobs.why("job", since=first, until=datetime.now(UTC))
+    assert [line.outcome for line in lines] == ["ready", "finished", "finished", "finished"]
+    await app.jobs.update("job", max_runs=None)
+    assert (await app.jobs.audit("job", first, datetime.now(UTC))).clean
 
 
 async def test_a_change_in_an_open_transaction_keeps_only_its_own_schedule_waiting(bench: Bench, app: Hourhand, url: str) -> None:

@@ -119,3 +119,43 @@ async def test_a_new_schedule_reaches_its_owner_by_its_word(app: Hourhand, sql: 
             return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.firings") > 1)
 
         await until(fired, "two firings")
+
+
+async def test_a_hint_that_comes_twice_fires_once(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    """After an outage a schedule may be waited for and hinted at again; it is late by several instants then."""
+    due = await sql.fetchval("SELECT date_trunc('minute', clock_timestamp()) - interval '5 minutes'")
+    schedule = await make_schedule(sql, schema, 3, due, missed_window="'RUN_ALL'", misfire_grace="1e6")
+    async with scheduling(app) as scheduler:
+
+        async def fired() -> bool:
+            return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.firings"))
+
+        await until(fired, "it to catch up")
+        await sql.execute(f"DELETE FROM {schema}.firings")
+        await sql.execute(f"TRUNCATE {schema}.ready")
+        await sql.execute(f"UPDATE {schema}.schedules SET next_run_at = $1", due)
+        await scheduler.fire_all([schedule, schedule])
+    rows = await sql.fetch(f"SELECT scheduled_at, count(*) AS runs FROM {schema}.ready GROUP BY 1")
+    assert len(rows) >= 5
+    assert {row["runs"] for row in rows} == {1}
+
+
+async def test_one_bad_schedule_stops_nobody(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    """A zone that this machine does not know; an instant that the ledger has already."""
+    good = await tick(sql, schema, 5)
+    bad = await tick(sql, schema, 6)
+    await sql.execute(
+        f"UPDATE {schema}.schedules SET kind = 'cron', expression = '* * * * * *', timezone = 'Mars/Olympus' WHERE id = $1", bad
+    )
+    twice = await tick(sql, schema, 7)
+    await sql.execute(
+        f"INSERT INTO {schema}.firings SELECT id, next_run_at, next_run_at, now(), 1, 1, 1, 1, false FROM {schema}.schedules WHERE id = $1",
+        twice,
+    )
+    async with scheduling(app):
+
+        async def goes_on() -> bool:
+            return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.firings WHERE schedule_id = $1", good) >= 6)
+
+        await until(goes_on, "the good one to be fired on and on")
+    assert len(await app.jobs.list()) == 3

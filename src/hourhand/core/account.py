@@ -19,6 +19,7 @@ from hourhand.core.schedule import Schedule
 MOMENT = timedelta(microseconds=1)
 ON_TIME = timedelta(seconds=2)
 UNEXPLAINED = "unexplained"
+LONGEST_TRANSACTION = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ class Facts:
     """Before this, ended runs are no longer kept."""
     schedulers: int
     node_ends: dict[int, tuple[str, datetime | None, datetime | None]]
+    first_known: dict[datetime, datetime | None]
+    """For each span, by its beginning: the first instant of it that something is on record for."""
 
 
 class Account:
@@ -141,7 +144,7 @@ class Account:
                 self._extra.append(trace)
             else:
                 self._traces[trace.scheduled_at].append(trace)
-        self._left_out = [one for one in facts.decisions if one.outcome in ("skipped", "coalesced")]
+        self._left_out = [one for one in facts.decisions if one.outcome in ("skipped", "coalesced", "finished")]
         self._firings: dict[int, list[Firing]] = defaultdict(list)
         for firing in facts.firings:
             self._firings[firing.schedule_id].append(firing)
@@ -150,11 +153,8 @@ class Account:
     def lines(self, since: datetime, until: datetime) -> Iterator[Line]:
         """In the order of time; [since, until)."""
         for span in self._facts.spans:
-            known = False
             for at, swallowed in span.expected(since, until):
-                line = self._line(span, at, swallowed, known)
-                known = known or line.outcome not in ("unregistered", "paused", "dst_gap")
-                yield line
+                yield self._line(span, at, swallowed)
 
     def besides(self) -> list[Line]:
         """What is on record beyond the expected: runs that no schedule asked for, firings that new time zone rules moved."""
@@ -168,7 +168,13 @@ class Account:
         moved = [Line(one.scheduled_at, "moved", one.reason) for one in self._facts.decisions if one.outcome == "moved"]
         return by_hand + moved
 
-    def _line(self, span: Span, at: datetime, swallowed: bool, known: bool) -> Line:
+    def _unregistered(self, span: Span, at: datetime, firing: Firing) -> bool:
+        """Whether the schedule was fired before the transaction that made this span had committed: then nothing of the job is
+        on record up to this instant. Nothing says when it committed; what nobody ever saw is believed for a while only."""
+        first = self._facts.first_known.get(span.since)
+        return at < first if first is not None else firing.fired_at < span.since + LONGEST_TRANSACTION
+
+    def _line(self, span: Span, at: datetime, swallowed: bool) -> Line:
         facts = self._facts
         traces = self._traces.get(at)
         firing = self._firing(span.schedule_id, at)
@@ -190,7 +196,7 @@ class Account:
             return Line(at, "finished", "the job has had all of its max_runs")
         if firing is not None and at < facts.history_from:
             return self._fired(Line(at, "fired", "its run is no longer in the history"), firing)
-        if firing is not None and not known:
+        if firing is not None and self._unregistered(span, at, firing):
             return self._fired(Line(at, "unregistered", "the job, as it is now, was committed after this was fired"), firing)
         if firing is None and span.until is None and facts.next_run_at is not None and facts.next_run_at <= at:
             if at > facts.present:

@@ -167,7 +167,10 @@ def _parse_instant(text: str, now: datetime, grace: float) -> Schedule:
         raise InvalidSchedule(
             f"{text!r} does not say which instant it means: add an offset (2027-01-01T09:00:00+01:00) or Z for UTC"
         )
-    instant = instant.astimezone(UTC)
+    try:
+        instant = instant.astimezone(UTC)
+    except OverflowError:
+        raise InvalidSchedule(f"{text} is too far from now") from None
     if instant < now - timedelta(seconds=grace):
         raise InvalidSchedule(f"{text} is past, and by more than the grace of {grace:g} s: it would never fire")
     return Schedule("once", "once", "UTC", "shift", instant)
@@ -319,8 +322,11 @@ def _next_fixed(expression: str, timezone: str, dst: str, instant: datetime) -> 
     """The first matching local time whose instant lies ahead."""
     zone = load_zone(timezone)
     local = _naive(instant, offset_at(zone, instant))
-    if next_change(zone, instant - _NEAR, instant + _NEAR) is not None:
-        local -= _NEAR
+    # As far back as clocks have moved around this instant: local times may come in another order than instants.
+    before, end = instant - _NEAR, instant + _NEAR
+    while (change := next_change(zone, before, end)) is not None:
+        local -= abs(offset_at(zone, change) - offset_at(zone, change - _SECOND))
+        before = change
     while True:
         found = _next_local(expression, local)
         if found is None:

@@ -17,7 +17,7 @@ from datetime import datetime
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, InvalidSchedule, LockTimeout, StatementRefused
 from hourhand.core.schedule import Schedule, latest_firings
 from hourhand.core.settings import Settings
 from hourhand.core.wheel import TimingWheel
@@ -27,7 +27,7 @@ from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
 from hourhand.storage.database import Database, Patience
 from hourhand.storage.nodes import MaintenanceGateway
-from hourhand.storage.schedules import Planned, ScheduleGateway
+from hourhand.storage.schedules import Hinted, Planned, ScheduleGateway
 
 log = structlog.get_logger("hourhand.scheduler")
 LOOK_AROUND = 1.0
@@ -37,6 +37,7 @@ BATCH = 2_000
 RUNS_AT_ONCE = 20_000
 MOST_INSTANTS = 10_000
 SHARDS_AT_ONCE = 8
+BLOCKED_AT_ONCE = 10
 LOCK_TIMEOUT = 0.3
 """How long a batch waits for somebody's open transaction that changes one of its schedules' jobs."""
 LARGE_CATCH_UP = 100
@@ -52,15 +53,11 @@ class Plan:
     large: dict[int, Schedule] = field(default_factory=dict)
     """Late ones that missed so much that somebody should hear of it."""
 
-    def schedules(self) -> Iterator[int]:
-        yield from (one.id for one in self.plain)
-        yield from (one.id for one, _ in self.late)
-
-    def late_parts(self) -> Iterator[tuple[int, int]]:
-        """Slices of `late` with a bounded number of instants each."""
+    def late_parts(self, alone: set[int]) -> Iterator[tuple[int, int]]:
+        """Slices of `late` with a bounded number of instants each; those in `alone`, at the end, one by one."""
         begin = total = 0
-        for place, (_, instants) in enumerate(self.late):
-            if total and total + len(instants) > MOST_INSTANTS:
+        for place, (one, instants) in enumerate(self.late):
+            if total and (total + len(instants) > MOST_INSTANTS or one.id in alone):
                 yield begin, place
                 begin, total = place, 0
             total += len(instants)
@@ -172,8 +169,11 @@ class Scheduler:
             if epoch is None:
                 continue
             moves = []
-            for schedule, plan, stored, present in await self._shards.zoned_schedules(shard) if known else ():
-                fresh = plan.next_after(present)
+            for schedule, plan, stored, since in await self._shards.zoned_schedules(shard) if known else ():
+                try:
+                    fresh = plan.next_after(since)
+                except InvalidSchedule:
+                    continue
                 if fresh is not None and fresh != stored:
                     moves.append((schedule, stored, fresh))
             if moves:
@@ -197,7 +197,9 @@ class Scheduler:
                 # The machine's clock had run ahead and was put right: a wheel does not turn back.
                 self.wheel = TimingWheel(int(now))
                 self._returned()
-            waiting += [key for key, _ in self.wheel.advance(int(now))]
+            due = [key for key, _ in self.wheel.advance(int(now))]
+            # What waited for the database may have been hinted at again.
+            waiting[:] = dict.fromkeys([*waiting, *due])
             try:
                 await self.fire_all(waiting)
                 patience.reset()
@@ -236,25 +238,42 @@ class Scheduler:
 
     async def plan(self, hints: Sequence[int]) -> Plan:
         """What the table says about these: due and in time, late, or not yet."""
-        plan = Plan(dict(self.elector.held))
+        plan, blocked = Plan(dict(self.elector.held)), list[Hinted]()
         for one in await self._planner.hinted_schedules(hints):
             if one.shard not in plan.epochs:
                 continue
             if one.due_at > one.present:
                 self._hint(one.id, one.due_at.timestamp())
                 continue
+            if one.id in self._blocked:
+                blocked.append(one)
+                continue
+            self._plan_one(plan, one)
+        # Each of these may cost a moment in vain: a few at a time, and the others in the next second.
+        for one in blocked[:BLOCKED_AT_ONCE]:
+            self._plan_one(plan, one)
+        for one in blocked[BLOCKED_AT_ONCE:]:
+            self._hint(one.id, one.due_at.timestamp())
+        return plan
+
+    def _plan_one(self, plan: Plan, one: Hinted) -> None:
+        try:
             next_at = one.schedule.next_after(one.due_at)
             late = (one.present - one.due_at).total_seconds()
             if (next_at is None or next_at > one.present) and (one.patience is None or late <= one.patience):
                 plan.plain.append(Planned(one.id, one.due_at, next_at, one.revision))
-                continue
+                return
             missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
             last = missed[-1] if missed else one.due_at
             planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
-            plan.late.append((planned, [one.due_at, *missed]))
-            if len(missed) >= LARGE_CATCH_UP:
-                plan.large[one.id] = one.schedule
-        return plan
+        except InvalidSchedule as error:
+            # A zone that this machine's tzdata does not have yet, perhaps. Everybody else's schedules go on.
+            log.error("schedule.unreadable", schedule=one.id, error=str(error), meaning="it is not fired here; upgrade tzdata")
+            self._hint(one.id, one.present.timestamp() + SWEEP_EVERY)
+            return
+        plan.late.append((planned, [one.due_at, *missed]))
+        if len(missed) >= LARGE_CATCH_UP:
+            plan.large[one.id] = one.schedule
 
     async def _carry_out(self, plan: Plan) -> None:
         refused = 0
@@ -262,13 +281,13 @@ class Scheduler:
             moved = await self._fire_plain(plan.epochs, plan.plain)
             for planned in plan.plain:
                 self._again(planned, planned.id in moved)
-            refused += len(plan.plain) - len(moved)
+            refused += sum(one.id not in moved and one.id not in self._blocked for one in plan.plain)
             if moved:
                 # About as many runs in each statement, whether a schedule has one job or thousands.
                 self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
-        for begin, end in plan.late_parts():
+        plan.late.sort(key=lambda one: one[0].id in self._blocked)
+        for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
-        refused -= len(self._blocked.intersection(plan.schedules()))
         if refused:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
@@ -310,18 +329,21 @@ class Scheduler:
             late = await self._gateway.fire_late(
                 self.node.id, plan.epochs, planned, instants, self._settings.catch_up_rate, names=names
             )
-        except LockTimeout:
+        except (LockTimeout, StatementRefused) as error:
             if len(planned) > 1:
                 return sum([await self._fire_late(plan, place, place + 1) for place in range(begin, end)])
-            self._block(planned[0])
             late = {}
+            if isinstance(error, LockTimeout):
+                self._block(planned[0])
+            else:
+                log.error("firing.twice", schedule=planned[0].id, at=planned[0].due_at.isoformat(), error=str(error))
         for one, many in zip(planned, instants, strict=True):
             self._again(one, one.id in late)
             if one.id in plan.large and one.id in late and late[one.id].jobs:
                 log.warning("firing.catch_up", jobs=late[one.id].jobs, schedule=plan.large[one.id].in_words(),
                             since=one.due_at.isoformat(), missed=f"{'at least ' if len(many) > MOST_INSTANTS else ''}{len(many)}",
                             runs=late[one.id].runs, meaning="nobody fired this for long; each job's missed_window decides")  # fmt: skip
-        return len(planned) - len(late)
+        return sum(one.id not in late and one.id not in self._blocked for one in planned)
 
     def _again(self, planned: Planned, moved: bool) -> None:
         if not moved:

@@ -78,6 +78,11 @@ async def present(door: Door) -> datetime:
     return instant
 
 
+async def sees_commits(door: Door) -> bool:
+    """Whether the caller's transaction sees what others commit meanwhile, as READ COMMITTED does."""
+    return bool((await door.row("isolation"))[0] == "read committed")
+
+
 async def put_job(
     door: Door, job: JobDefinition, lane: int, now: datetime, *, replace: bool, expected: int | None = None,
     prepared: Mapping[str, Any] | None = None,
@@ -93,10 +98,14 @@ async def put_job(
 Define = Callable[[Sequence[Mapping[str, Any]]], list[JobDefinition]]
 
 
-async def prepare(database: Database, job: JobDefinition, now: datetime, number: int | None = None) -> dict[str, Any]:
+async def prepare(
+    database: Database, job: JobDefinition, now: datetime, number: int | None, *, sees_commits: bool
+) -> dict[str, Any]:
     """What is settled before a transaction of the caller's, so that it keeps nobody waiting and loses nothing."""
     if job.schedule.kind == "once":
         return {"apart": True}
+    if not sees_commits:
+        return {}
     plain = msgspec.json.encode(job.plain(0, now)).decode()
     return {"id": await database.fetchval("reserve_schedule", plain, number)}
 
@@ -124,6 +133,7 @@ class BulkJobs:
         self._connection = connection
         self._lane = lane
         self._defined_at = now
+        self._once: list[tuple[datetime, int, int]] = []
 
     async def put(self, given: Iterator[Mapping[str, Any]], define: Define, replace: bool, progress: Progress) -> dict[str, int]:
         counts = {"added": 0, "replaced": 0, "unchanged": 0}
@@ -139,9 +149,19 @@ class BulkJobs:
         finally:
             await asyncio.wait([checking])
             checking.cancelled() or checking.exception()
+        await self._mind_the_moment()
         # One word for all of them: every scheduler looks at its shards.
         await self._connection.execute(self._sql["notify"], ["l"])
         return counts
+
+    async def _mind_the_moment(self) -> None:
+        """One-offs whose instant has come while all this went on may have been fired without these jobs, which nobody could
+        see yet: those start by themselves."""
+        now: datetime = await self._connection.fetchval(self._sql["present"])
+        soon = [(number, schedule) for anchor, number, schedule in self._once if anchor < now + _SOON]
+        if soon:
+            await self._connection.execute(self._sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
+            await self._connection.fetch(self._sql["late_jobs"], [number for number, _ in soon])
 
     async def _put(self, jobs: list[JobDefinition], replace: bool, counts: dict[str, int]) -> None:
         names = [job.name for job in jobs]
@@ -175,15 +195,15 @@ class BulkJobs:
         keys = sorted(rows, key=_in_order)
         schedules = dict(zip(keys, await self._schedules(keys, [rows[key] for key in keys]), strict=True))
         lanes = {kind: lane_of(await self._lane(kind[0]), kind[1]) for kind in {(job.queue, job.priority) for job in jobs}}
-        records, soon = [], []
+        records = []
         for job, (number, shard) in zip(jobs, places, strict=True):
             one = job.schedule
             schedule = schedules[self._key(job, number, shard)]
             active = now
             if one.kind == "once" and one.anchor is not None:
                 active = min(now, one.anchor)
-                if one.anchor < now + _SOON:
-                    soon.append((number, schedule))
+                if self._own:
+                    self._once.append((one.anchor, number, schedule))
             records.append((
                 number, schedule, active, job.start_at, job.end_at, now, now, lanes[job.queue, job.priority], job.max_missed,
                 job.misfire_grace, job.flexible_window, job.max_runs, shard, job.name, job.task, job.payload, job.missed_window,
@@ -194,10 +214,6 @@ class BulkJobs:
             await connection.copy_records_to_table("jobs", schema_name=self._schema, columns=_COLUMNS, records=records)
         except asyncpg.UniqueViolationError as error:
             raise JobConflict(f"somebody else is adding one of these jobs at this moment: {error.detail}") from None
-        if soon:
-            # Fired at this very moment, without them, perhaps: then they start by themselves.
-            await connection.execute(sql["bump_schedules"], sorted({schedule for _, schedule in soon}))
-            await connection.fetch(sql["late_jobs"], [number for number, _ in soon])
 
     def _key(self, job: JobDefinition, number: int, shard: int) -> tuple[Any, ...]:
         one = job.schedule
@@ -208,7 +224,8 @@ class BulkJobs:
     async def _schedules(self, keys: list[tuple[Any, ...]], first: list[datetime | None]) -> list[int]:
         """Their numbers; made where they are not there yet, and held against removal."""
         columns = [list(column) for column in zip(*keys, strict=True)]
-        if not self._own and any(key[1] != "once" for key in keys):
+        shareable = not self._own and any(key[1] != "once" for key in keys)
+        if shareable and await sees_commits(CallersDoor(self._connection, self._sql)):
             # Outside of the caller's transaction, which would keep everybody else from the same new schedules.
             shared = [place for place, key in enumerate(keys) if key[1] != "once"]
             some = [[column[place] for place in shared] for column in (*columns, first)]

@@ -109,7 +109,7 @@ class ScheduleGateway:
         return {row[0]: Late(row[1], row[2], row[3]) for row in rows}
 
     async def zoned_schedules(self, shard: int) -> list[tuple[int, Schedule, datetime, datetime]]:
-        """Each with its next firing as it is stored, and the present."""
+        """Each with its next firing as it is stored, and the instant up to which everything has been fired."""
         rows = await self._link.fetch("zoned_schedules", shard)
         return [(row[0], Schedule(*row[1:6]), row[6], row[7]) for row in rows]
 

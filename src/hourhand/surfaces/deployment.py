@@ -20,10 +20,11 @@ import asyncpg
 import msgspec
 import structlog
 
-from hourhand.core.errors import DatabaseUnavailable, HourhandError, InvalidOption, JobConflict, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable, HourhandError, InvalidOption, InvalidSchedule, JobConflict, StatementRefused
 from hourhand.core.fairness import lane_of
 from hourhand.core.job import define_job
 from hourhand.storage.jobs import CallersDoor, present, put_job
+from hourhand.surfaces.stored import StoredJob
 
 if TYPE_CHECKING:
     from hourhand.surfaces.app import Hourhand
@@ -105,14 +106,16 @@ class Deployment:
         for name, given in app.registry.jobs.items():
             try:
                 job = define_job(name, given, now=now, registry=app.registry, declared_by=app.name)
-            except InvalidOption as error:
+            except (InvalidOption, InvalidSchedule) as error:
                 # Its end is past, perhaps: the code may say so for years.
                 log.warning("jobs.left_out", job=name, error=str(error))
                 continue
             row = await door.row("find_job", name, None)
-            ours = row is None or msgspec.json.decode(row[0])["declared_by"] == app.name
+            old = None if row is None else StoredJob.of(row[0])
+            ours = old is None or old.definition.declared_by == app.name
+            due = {"due": old.due()} if old else {}
             try:
-                outcome = await put_job(door, job, lane_of(queues[job.queue], job.priority), now, replace=ours)
+                outcome = await put_job(door, job, lane_of(queues[job.queue], job.priority), now, replace=ours, prepared=due)
             except JobConflict:
                 outcome = "refused"
             outcomes[outcome].append(name)

@@ -23,7 +23,18 @@ from hourhand.core.payload import encode_untyped
 from hourhand.core.schedule import latest_firings
 from hourhand.storage import foreign, statements
 from hourhand.storage.database import Database
-from hourhand.storage.jobs import BulkJobs, CallersDoor, CallersSyncDoor, Door, OwnDoor, prepare, present, put_job, run_now
+from hourhand.storage.jobs import (
+    BulkJobs,
+    CallersDoor,
+    CallersSyncDoor,
+    Door,
+    OwnDoor,
+    prepare,
+    present,
+    put_job,
+    run_now,
+    sees_commits,
+)
 from hourhand.surfaces.past import Backfill, check_instants, gather_facts, not_expected, plan_backfill
 from hourhand.surfaces.stored import StoredJob, changed
 from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
@@ -79,7 +90,9 @@ class Jobs:
     async def _add(self, door: Door, name: str, given: JobOptions, replace: bool, foreign: bool) -> JobView:
         now = await present(door)
         job = define_job(name, given, now=now, registry=self._app.registry)
-        prepared = await self._prepare(door, job, now) if foreign else None
+        prepared = await self._prepare(door, job, now) if foreign else {}
+        if replace and (row := await door.row("find_job", name, None)) is not None:
+            prepared["due"] = StoredJob.of(row[0]).due()
         outcome = await put_job(door, job, self._lane(job), now, replace=replace, prepared=prepared)
         return (await self._find(door, name)).view(outcome)
 
@@ -99,7 +112,7 @@ class Jobs:
         for _ in range(10):
             stored = await self._find(door, name)
             job, now = changed(stored, changes, self._app.registry), stored.present
-            prepared = await self._prepare(door, job, now, stored.number) if foreign else None
+            prepared = {**(await self._prepare(door, job, now, stored.number) if foreign else {}), "due": stored.due()}
             outcome = await put_job(
                 door, job, self._lane(job), now, replace=True, expected=stored.version, prepared=prepared
             )  # fmt: skip
@@ -222,8 +235,8 @@ class Jobs:
         instants: Instants = []
         if stored.paused_at is not None:
             # A little beyond the present: the database knows best where the pause ends.
-            end = stored.present + _BEYOND
-            instants = latest_firings(stored.definition.schedule, stored.paused_at - MOMENT, end)
+            since = min(one for one in (stored.paused_at, stored.next_run_at) if one is not None)
+            instants = latest_firings(stored.definition.schedule, since - MOMENT, stored.present + _BEYOND)
         row = await door.row("resume_job", stored.number, instants, missed)
         return Resumed((await self._find(door, stored.definition.name)).view(), row[1], row[2])
 
@@ -309,12 +322,13 @@ class Jobs:
     async def audit(self, name: str, since: datetime, until: datetime) -> Audit:
         """The proof: every firing expected in [since, until) has exactly one recorded outcome, or these have not."""
         _, account, low, high = await self._account(name, None, since, until)
-        expected, unexplained = 0, []
+        expected, due, unexplained = 0, 0, []
         for line in account.lines(low, high):
             expected += 1
+            due += line.outcome == "due"
             if line.outcome == UNEXPLAINED:
                 unexplained.append(line.scheduled_at)
-        return Audit(expected, tuple(unexplained), tuple(sorted(account.doubles)))
+        return Audit(expected, due, tuple(unexplained), tuple(sorted(account.doubles)))
 
     async def _account(
         self, name: str, at: datetime | None, since: datetime | None, until: datetime | None
@@ -352,8 +366,10 @@ class Jobs:
         return CallersSyncDoor(connection, statements.load(self._app.settings.schema))
 
     async def _prepare(self, door: Door, job: JobDefinition, now: datetime, number: int | None = None) -> dict[str, Any]:
+        sees = await sees_commits(door)
+
         async def work() -> dict[str, Any]:
-            return await prepare(await self._app._database(), job, now, number)
+            return await prepare(await self._app._database(), job, now, number, sees_commits=sees)
 
         return self._app.sync(work()) if isinstance(door, CallersSyncDoor) else await work()
 

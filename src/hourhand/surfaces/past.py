@@ -22,7 +22,7 @@ class Backfill:
     instants: list[datetime]
     """What is to run, in the order in which it will start."""
     ran_already: int
-    """Instants left out because a run of theirs has succeeded."""
+    """Instants left out because a run of theirs has succeeded, or is still to end."""
     asked_already: int
     """Instants left out because an earlier backfill has them."""
     runs: list[tuple[int, datetime]]
@@ -55,7 +55,7 @@ async def plan_backfill(
         raise InvalidOption(f"the period has more than {cap} firings; narrow it, or raise the cap")
     ran = asked = 0
     if not again:
-        done = {row[0] for row in await database.fetch("succeeded_instants", stored.number, low, high)}
+        done = {row[0] for row in await database.fetch("settled_instants", stored.number, low, high)}
         wanted = {row[0] for row in await database.fetch("backfilled", stored.number, low, high)}
         ran, asked = len(done.intersection(instants)), len((wanted - done).intersection(instants))
         instants = [one for one in instants if one not in done and one not in wanted]
@@ -84,12 +84,13 @@ async def gather_facts(database: Database, stored: StoredJob, low: datetime, hig
     # As the schedule stood before the ledger was read, or later: what it says is due was due then.
     row = await database.fetchrow("find_job", stored.definition.name, None)
     again = stored if row is None else StoredJob.of(row[0])
+    known = {one.since: await database.fetchval("first_known", number, one.since) for one in spans}
     done = job.max_runs is not None and (again.fired or 0) >= job.max_runs
     nodes = sorted({one.node for one in firings})
     return Facts(
         spans, traces, decisions, firings, stored.present, stored.next_run_at, again.last_at if done else None,
         await database.fetchval("oldest_history") or EVER, await database.fetchval("schedulers_alive"),
-        {row["id"]: (row["name"], row["stopped_at"], row["died_at"]) for row in await database.fetch("node_ends", nodes)},
+        {row["id"]: (row["name"], row["stopped_at"], row["died_at"]) for row in await database.fetch("node_ends", nodes)}, known,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -12,13 +12,15 @@ import msgspec
 from hourhand.core import ids
 from hourhand.core.account import MOMENT
 from hourhand.core.chain import steps_of
+from hourhand.core.errors import InvalidSchedule
 from hourhand.core.fairness import priority_of, queue_of
 from hourhand.core.job import JobDefinition, define_job, job_options
 from hourhand.core.registry import Registry
-from hourhand.core.schedule import Schedule
+from hourhand.core.schedule import Schedule, latest_firings
 from hourhand.surfaces.views import JobView
 
 EVER = datetime(1, 1, 2, tzinfo=UTC)
+_BEYOND = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,18 @@ class StoredJob:
         done = job.max_runs is not None and (self.fired or 0) >= job.max_runs
         return None if over or done else at
 
+    def due(self) -> list[datetime]:
+        """What its schedule has had since it was last fired: nothing, unless the schedulers are behind. A little beyond the
+        present: the database knows best where that ends."""
+        if self.next_run_at is None or self.next_run_at > self.present:
+            return []
+        return latest_firings(self.definition.schedule, self.next_run_at - MOMENT, self.present + _BEYOND)
+
     def view(self, outcome: str | None = None) -> JobView:
         job, options = self.definition, self.definition.options or {}
         return JobView(
             job_id=ids.job_id(self.number), name=job.name, state=self.state, task=job.task, schedule=written(job.schedule),
-            timezone=job.schedule.timezone, in_words=job.schedule.in_words(),
+            timezone=job.schedule.timezone, in_words=_words(job.schedule),
             next_run_at=None if self.paused_at else self.upcoming, queue=job.queue, priority=job.priority,
             payload=msgspec.json.decode(job.payload), dst=job.schedule.dst, anchor=job.schedule.anchor,
             missed_window=job.missed_window, max_missed=job.max_missed, misfire_grace=job.misfire_grace, overlap=job.overlap,
@@ -143,3 +152,10 @@ def _known(text: str) -> datetime:
     instant = _instant(text)
     assert instant is not None
     return instant
+
+
+def _words(schedule: Schedule) -> str:
+    try:
+        return schedule.in_words()
+    except InvalidSchedule as error:
+        return f"{schedule.expression} ({error})"

@@ -189,6 +189,8 @@ class Audit:
     """Whether every firing that was expected of a job has exactly one recorded outcome."""
 
     expected: int
+    due: int
+    """Of these, how many have not been fired yet and are not overdue for good: a scheduler will come to them."""
     unexplained: tuple[datetime, ...]
     doubles: tuple[datetime, ...]
 

@@ -59,14 +59,14 @@ BEGIN
     run_id := number;
 END $$;
 
--- Everything of a job that came before this run makes room for it: what has not started ends at once, what is
+-- Everything of a job that its schedule had before this run makes room for it: what has not started ends at once, what is
 -- going on is asked to stop; when it has, end_live starts this one.
 CREATE FUNCTION hourhand.replace_runs(in_job bigint, number bigint, previous bigint, at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     why text := format('replaced by the firing of %s', to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'));
 BEGIN
     PERFORM hourhand.cancel_pending(d.run_id, why) FROM hourhand.delayed d
-    WHERE d.job_id = in_job AND d.due_at = 'infinity' AND d.run_id <> number;
+    WHERE d.job_id = in_job AND d.due_at = 'infinity' AND d.run_id <> number AND NOT d.options ? 'by_hand';
     IF NOT hourhand.cancel_pending(previous, why) THEN
         PERFORM hourhand.ask_to_stop(previous, why);
     END IF;
@@ -164,9 +164,9 @@ BEGIN
     RETURN NULL;
 EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_violation THEN
     GET STACKED DIAGNOSTICS trouble = MESSAGE_TEXT;
-    INSERT INTO hourhand.dead (died_at, run_id, scheduled_at, lane, attempt, task, payload, reason)
+    INSERT INTO hourhand.dead (died_at, run_id, scheduled_at, lane, attempt, task, payload, options, reason)
     VALUES (clock_timestamp(), nextval('hourhand.run_numbers'), clock_timestamp(), NEW.lane, 0, step->>'task', arguments,
-            format('could not be enqueued after run %s: %s', NEW.run_id, trouble));
+            step->'options', format('could not be enqueued after run %s: %s', NEW.run_id, trouble));
     RETURN NULL;
 END $$;
 

@@ -26,7 +26,8 @@ BEGIN
             AND plan.timezone = given->>'timezone'
             AND plan.dst = given->>'dst'
             AND (plan.anchor IS NOT DISTINCT FROM anchor
-                 OR NOT (given->>'anchored')::boolean AND (kind = 'every' OR kind = 'once' AND plan.next_run_at IS NOT NULL));
+                 OR NOT (given->>'anchored')::boolean
+                    AND (kind = 'every' OR kind = 'once' AND plan.next_run_at IS NOT NULL AND NOT replace));
     END IF;
     fresh := old;
     fresh.name := given->>'name';
@@ -62,8 +63,10 @@ BEGIN
         fresh.version := 0;
         fresh.created_at := clock_timestamp();
         fresh.active_since := clock_timestamp();
-    ELSIF NOT same_schedule OR (fresh.start_at, fresh.end_at) IS DISTINCT FROM (old.start_at, old.end_at) THEN
-        boundary := hourhand.leave_span(old, plan, same_schedule);
+    ELSIF NOT same_schedule
+            OR old.paused_at IS NULL AND (fresh.start_at, fresh.end_at) IS DISTINCT FROM (old.start_at, old.end_at) THEN
+        boundary := hourhand.leave_span(old, plan, same_schedule, ARRAY(
+            SELECT at::timestamptz FROM jsonb_array_elements_text(nullif(given->'due', 'null')) AS at));
         fresh.active_since := boundary;
         IF old.paused_at IS NOT NULL THEN
             fresh.paused_at := boundary;
@@ -96,8 +99,12 @@ BEGIN
                       fresh.payload, fresh.missed_window, fresh.overlap, fresh.declared_by, fresh.tags, fresh.options)
         WHERE j.id = old.id;
     END IF;
-    IF old.max_runs IS DISTINCT FROM fresh.max_runs AND fresh.max_runs IS NULL THEN
-        DELETE FROM hourhand.counters c WHERE c.job_id = fresh.id;
+    IF old.max_runs IS DISTINCT FROM fresh.max_runs THEN
+        -- What it did not take part in because it had had all of its runs stays on record.
+        INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
+        SELECT c.job_id, c.last_at + interval '1 microsecond', clock_timestamp(), 0, 'finished', 'the job had had all of its max_runs'
+        FROM hourhand.counters c WHERE c.job_id = fresh.id AND c.fired >= old.max_runs ON CONFLICT DO NOTHING;
+        DELETE FROM hourhand.counters c WHERE c.job_id = fresh.id AND fresh.max_runs IS NULL;
     END IF;
     IF kind = 'once' AND NOT same_schedule AND anchor < clock_timestamp() + interval '3 seconds' THEN
         -- It may be fired at this very moment, without this job: then the job comes too late for it and starts by itself.
@@ -126,41 +133,63 @@ BEGIN
     RETURN number;
 END $$;
 
+-- What a job has missed, made up for: what is within the grace runs; of what is older, the policy decides, and what is left
+-- out is on record. Many are spread over time, as the scheduler does it.
+CREATE FUNCTION hourhand.make_up(
+    job hourhand.jobs, instants timestamptz[], policy text, grace double precision, why text, OUT started integer, OUT left_out integer
+) LANGUAGE plpgsql AS $$
+DECLARE
+    oldest timestamptz := clock_timestamp() - make_interval(secs => grace);
+    missed timestamptz[] := ARRAY(SELECT at FROM unnest(instants) AS at WHERE at < oldest ORDER BY at DESC);
+    chosen timestamptz[] := missed[1 : CASE policy WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN job.max_missed ELSE 0 END];
+    one timestamptz;
+BEGIN
+    started := 0;
+    left_out := cardinality(missed) - cardinality(chosen);
+    FOR one IN SELECT at FROM unnest(chosen || ARRAY(SELECT at FROM unnest(instants) AS at WHERE at >= oldest)) AS at ORDER BY at LOOP
+        PERFORM hourhand.fire_one(
+            job.id, one, CASE policy WHEN 'RUN_ALL' THEN clock_timestamp() + make_interval(secs => started / 10.0)
+                                     ELSE one + hourhand.flexible_delay(job.id, job.flexible) END,
+            job.lane, job.task, job.payload, job.tags, job.options, job.overlap, job.max_runs);
+        started := started + 1;
+    END LOOP;
+    IF left_out > 0 THEN
+        INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
+        VALUES (job.id, missed[cardinality(missed)], missed[cardinality(chosen) + 1], left_out,
+                CASE policy WHEN 'RUN_ONCE' THEN 'coalesced' ELSE 'skipped' END,
+                why || CASE policy WHEN 'RUN_ONCE' THEN '; the last of them ran for all'
+                                   WHEN 'RUN_ALL' THEN format(', and these are beyond max_missed of %s', job.max_missed) ELSE '' END)
+        ON CONFLICT DO NOTHING;
+    END IF;
+END $$;
+
 -- A job changes how it takes part in its schedule, at the instant this returns: everything before it is settled under the
--- old terms, everything from it on is not. Firing and this exclude each other by the schedule's row and its revision.
-CREATE FUNCTION hourhand.leave_span(old hourhand.jobs, plan hourhand.schedules, stays boolean) RETURNS timestamptz LANGUAGE plpgsql AS $$
+-- old terms, everything from it on is not. Firing and this exclude each other by the schedule's row and its revision. `due`
+-- lists what its schedule has had since it was last fired; it may run on beyond the present.
+CREATE FUNCTION hourhand.leave_span(old hourhand.jobs, plan hourhand.schedules, stays boolean, due timestamptz[])
+RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     pending timestamptz;
     boundary timestamptz;
 BEGIN
     UPDATE hourhand.schedules SET revision = revision + 1 WHERE id = old.schedule_id RETURNING next_run_at INTO pending;
     boundary := greatest(clock_timestamp(), old.active_since, old.paused_at);
-    IF pending <= boundary AND old.active_since <= pending AND (old.paused_at IS NULL OR old.paused_at > pending)
-            AND (old.start_at IS NULL OR old.start_at <= pending) AND (old.end_at IS NULL OR old.end_at > pending) THEN
-        IF stays THEN
-            boundary := pending;
-        ELSE
-            -- Due, not fired yet, and its schedule is about to lose this job: it has its firing now.
-            PERFORM hourhand.fire_one(old.id, pending, pending + hourhand.flexible_delay(old.id, old.flexible), old.lane, old.task,
-                                      old.payload, old.tags, old.options, old.overlap, old.max_runs);
-            IF boundary > pending + interval '1 second' THEN
-                INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
-                VALUES (old.id, pending + interval '1 microsecond', boundary, 0, 'coalesced',
-                        'the schedule was changed before these could be fired; the first of them ran for all')
-                ON CONFLICT DO NOTHING;
-            END IF;
-        END IF;
+    IF pending <= boundary AND stays THEN
+        -- Due and not fired yet: it will be, under the new terms.
+        boundary := greatest(pending, old.active_since);
+    ELSIF pending <= boundary THEN
+        -- Due, not fired yet, and its schedule is about to lose this job: the job has it now.
+        PERFORM hourhand.make_up(old, ARRAY(
+            SELECT DISTINCT at FROM unnest(due || pending) AS at
+            WHERE at BETWEEN pending AND boundary AND old.active_since <= at AND (old.paused_at IS NULL OR old.paused_at > at)
+              AND (old.start_at IS NULL OR old.start_at <= at) AND (old.end_at IS NULL OR old.end_at > at)),
+            old.missed_window, old.misfire_grace, 'missed before its schedule was changed');
     END IF;
-    IF coalesce(old.paused_at, boundary) > old.active_since THEN
-        INSERT INTO hourhand.spans (job_id, since, until, schedule_id, paused, kind, expression, timezone, dst, anchor, start_at, end_at)
-        VALUES (old.id, old.active_since, coalesce(old.paused_at, boundary), old.schedule_id, false,
-                plan.kind, plan.expression, plan.timezone, plan.dst, plan.anchor, old.start_at, old.end_at);
-    END IF;
-    IF old.paused_at < boundary THEN
-        INSERT INTO hourhand.spans (job_id, since, until, schedule_id, paused, kind, expression, timezone, dst, anchor, start_at, end_at)
-        VALUES (old.id, old.paused_at, boundary, old.schedule_id, true,
-                plan.kind, plan.expression, plan.timezone, plan.dst, plan.anchor, old.start_at, old.end_at);
-    END IF;
+    INSERT INTO hourhand.spans (job_id, since, until, schedule_id, paused, kind, expression, timezone, dst, anchor, start_at, end_at)
+    SELECT old.id, part.since, part.until, old.schedule_id, part.paused,
+           plan.kind, plan.expression, plan.timezone, plan.dst, plan.anchor, old.start_at, old.end_at
+    FROM (VALUES (old.active_since, coalesce(old.paused_at, boundary), false), (old.paused_at, boundary, true)) AS part (since, until, paused)
+    WHERE part.since < part.until;
     IF NOT stays THEN
         INSERT INTO hourhand.loose (schedule_id) VALUES (old.schedule_id);
     END IF;
@@ -183,8 +212,9 @@ BEGIN
     RETURN boundary;
 END $$;
 
--- The job takes part again. What it missed meanwhile (`instants`, a list that may run on beyond the present) is treated
--- by its policy, or by the one given.
+-- The job takes part again, from now on. What it missed meanwhile (`instants`: what its schedule has had since the pause, or
+-- since it was last fired if that is longer ago; the list may run on beyond the present) is treated by its policy, or by
+-- the one given; what was due before the pause and not fired yet, as always.
 CREATE FUNCTION hourhand.resume_job(
     number bigint, instants timestamptz[], policy text, OUT resumed boolean, OUT started integer, OUT left_out integer
 ) LANGUAGE plpgsql AS $$
@@ -192,10 +222,9 @@ DECLARE
     old hourhand.jobs;
     plan hourhand.schedules;
     boundary timestamptz;
-    missed timestamptz[];
-    chosen timestamptz[];
-    wanted text;
-    one timestamptz;
+    mine timestamptz[];
+    before record;
+    during record;
 BEGIN
     SELECT * INTO old FROM hourhand.jobs WHERE id = number FOR UPDATE;
     resumed := old.paused_at IS NOT NULL; started := 0; left_out := 0;
@@ -203,13 +232,7 @@ BEGIN
         RETURN;
     END IF;
     UPDATE hourhand.schedules SET revision = revision + 1 WHERE id = old.schedule_id RETURNING * INTO plan;
-    IF plan.next_run_at <= old.paused_at THEN
-        -- Nobody has fired it since before the pause: whoever does will judge the whole time by the policy.
-        UPDATE hourhand.jobs SET paused_at = NULL, updated_at = clock_timestamp(), version = version + 1 WHERE id = number;
-        RETURN;
-    END IF;
-    -- What is due and not fired yet will be, with this job in it.
-    boundary := least(clock_timestamp(), plan.next_run_at);
+    boundary := greatest(clock_timestamp(), old.paused_at);
     INSERT INTO hourhand.spans (job_id, since, until, schedule_id, paused, kind, expression, timezone, dst, anchor, start_at, end_at)
     SELECT old.id, part.since, part.until, old.schedule_id, part.paused,
            plan.kind, plan.expression, plan.timezone, plan.dst, plan.anchor, old.start_at, old.end_at
@@ -217,26 +240,15 @@ BEGIN
     WHERE part.since < part.until;
     UPDATE hourhand.jobs SET paused_at = NULL, active_since = boundary, updated_at = clock_timestamp(), version = version + 1
     WHERE id = number;
-    wanted := coalesce(policy, old.missed_window);
-    missed := ARRAY(SELECT at FROM unnest(instants) AS at
-                    WHERE at >= old.paused_at AND at < boundary
-                      AND (old.start_at IS NULL OR old.start_at <= at) AND (old.end_at IS NULL OR old.end_at > at) ORDER BY at DESC);
-    chosen := missed[1 : CASE wanted WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN old.max_missed ELSE 0 END];
-    FOREACH one IN ARRAY ARRAY(SELECT at FROM unnest(chosen) AS at ORDER BY at) LOOP
-        PERFORM hourhand.fire_one(old.id, one, one + hourhand.flexible_delay(old.id, old.flexible), old.lane, old.task, old.payload,
-                                  old.tags, old.options, old.overlap, old.max_runs);
-    END LOOP;
-    started := cardinality(chosen);
-    left_out := cardinality(missed) - started;
-    IF left_out > 0 THEN
-        INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
-        VALUES (old.id, missed[cardinality(missed)], missed[started + 1], left_out,
-                CASE wanted WHEN 'RUN_ONCE' THEN 'coalesced' ELSE 'skipped' END,
-                'the job was paused' || CASE wanted WHEN 'RUN_ONCE' THEN '; the last of them ran for all when it was resumed'
-                                                    WHEN 'RUN_ALL' THEN format(', and these are beyond max_missed of %s', old.max_missed)
-                                                    ELSE '' END)
-        ON CONFLICT DO NOTHING;
-    END IF;
+    mine := ARRAY(SELECT at FROM unnest(instants) AS at
+                  WHERE at >= old.active_since AND at < boundary
+                    AND (old.start_at IS NULL OR old.start_at <= at) AND (old.end_at IS NULL OR old.end_at > at));
+    before := hourhand.make_up(old, ARRAY(SELECT at FROM unnest(mine) AS at WHERE at >= plan.next_run_at AND at < old.paused_at),
+                               old.missed_window, old.misfire_grace, 'missed while no scheduler fired it');
+    during := hourhand.make_up(old, ARRAY(SELECT at FROM unnest(mine) AS at WHERE at >= old.paused_at),
+                               coalesce(policy, old.missed_window), 0, 'the job was paused');
+    started := before.started + during.started;
+    left_out := before.left_out + during.left_out;
     PERFORM pg_notify('hourhand', format('s:%s:%s:%s', old.shard, old.schedule_id, extract(epoch FROM plan.next_run_at)))
     WHERE plan.next_run_at IS NOT NULL;
 END $$;

@@ -211,6 +211,9 @@ ORDER BY n.id DESC LIMIT 200;
 SELECT p.task, q.name AS queue, count(*) AS runs, min(p.parked_at) AS since
 FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4 GROUP BY p.task, q.name ORDER BY p.task, q.name;
 
+-- name: isolation
+SELECT current_setting('transaction_isolation');
+
 -- name: present
 SELECT clock_timestamp();
 

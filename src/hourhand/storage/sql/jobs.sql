@@ -63,10 +63,13 @@ SELECT run_id FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND 
 -- A backfill that was called off may be asked for again.
 DELETE FROM hourhand.decisions WHERE job_id = $1 AND outcome = 'backfilled' AND run_id = ANY ($2::bigint[]);
 
--- name: succeeded_instants
--- For which instants of a period a job has a run that succeeded.
-SELECT DISTINCT scheduled_at FROM hourhand.runs
-WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND outcome = 'succeeded';
+-- name: settled_instants
+-- For which instants of a period a job has a run that succeeded, or that still may.
+SELECT scheduled_at FROM hourhand.runs WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND outcome = 'succeeded'
+UNION SELECT scheduled_at FROM hourhand.ready WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' IS NULL
+UNION SELECT scheduled_at FROM hourhand.delayed WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' IS NULL
+UNION SELECT scheduled_at FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' IS NULL
+UNION SELECT scheduled_at FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' IS NULL;
 
 -- name: ended_runs
 -- Of these runs, for these instants, how many have ended, and how.
@@ -167,6 +170,17 @@ UNION ALL
 SELECT run_id, scheduled_at, 'ready', NULL, NULL, NULL, NULL, NULL,
        (SELECT count(*) FROM (SELECT FROM hourhand.ready a WHERE a.lane = r.lane AND a.seq < r.seq LIMIT 1000) AS before_it), options->>'by_hand'
 FROM hourhand.ready r WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3;
+
+-- name: first_known
+-- The first instant from $2 on for which something of a job is on record.
+SELECT least(
+    (SELECT min(scheduled_at) FROM hourhand.runs WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.dead WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.delayed WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.ready WHERE job_id = $1 AND scheduled_at >= $2),
+    (SELECT min(scheduled_at) FROM hourhand.decisions WHERE job_id = $1 AND scheduled_at >= $2 AND outcome IN ('skipped', 'coalesced')));
 
 -- name: job_decisions
 SELECT scheduled_at, until, decided_at, run_id, count, outcome, reason FROM hourhand.decisions

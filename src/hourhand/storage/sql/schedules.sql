@@ -128,7 +128,8 @@ moved AS (
     RETURNING s.id, planned.due_at, planned.epoch),
 instants AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, m.epoch, given.at
-    FROM moved m JOIN unnest($8::bigint[], $9::timestamptz[]) AS given (schedule_id, at) ON given.schedule_id = m.id),
+    FROM moved m JOIN (SELECT DISTINCT * FROM unnest($8::bigint[], $9::timestamptz[]) AS twice (schedule_id, at)) AS given
+        ON given.schedule_id = m.id),
 judged AS MATERIALIZED (
     SELECT j.*, instants.schedule_id, instants.at, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace) AS missed,
            row_number() OVER (PARTITION BY j.job_id, instants.at < statement_timestamp() - make_interval(secs => j.misfire_grace)
@@ -169,7 +170,7 @@ left_out AS (
                               ELSE format('missed while no scheduler fired it, beyond max_missed of %s', max(max_missed)) END
     FROM judged WHERE missed AND place > CASE missed_window WHEN 'RUN_ONCE' THEN 1 WHEN 'RUN_ALL' THEN max_missed ELSE 0 END
     GROUP BY job_id, missed_window
-    RETURNING job_id),
+    ON CONFLICT DO NOTHING RETURNING job_id),
 made AS MATERIALIZED (
     SELECT schedule_id, sum(runs) AS runs FROM (
         SELECT schedule_id, count(*) AS runs FROM chosen WHERE NOT special GROUP BY schedule_id
@@ -191,10 +192,13 @@ SELECT ledger.schedule_id, ledger.runs, left_behind.jobs AS left_out,
 FROM ledger, told, left_behind;
 
 -- name: zoned_schedules
--- The cron schedules of a shard that go by a zone's clock and are still ahead.
-SELECT id, kind, expression, timezone, dst, anchor, next_run_at, clock_timestamp() AS present
-FROM hourhand.schedules
-WHERE shard = $1 AND kind = 'cron' AND timezone <> 'UTC' AND next_run_at > clock_timestamp() + interval '5 seconds';
+-- The cron schedules of a shard that go by a zone's clock and are still ahead, and since when nothing of them was fired: new
+-- rules may have an instant between then and now.
+SELECT s.id, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at,
+       coalesce((SELECT f.until FROM hourhand.firings f WHERE f.schedule_id = s.id ORDER BY f.scheduled_at DESC LIMIT 1),
+                (SELECT min(j.active_since) FROM hourhand.jobs j WHERE j.schedule_id = s.id), clock_timestamp()) AS since
+FROM hourhand.schedules s
+WHERE s.shard = $1 AND s.kind = 'cron' AND s.timezone <> 'UTC' AND s.next_run_at > clock_timestamp() + interval '5 seconds';
 
 -- name: move_schedules
 -- New time zone rules: schedules $4 of shard $2 (held under the epoch $3 by node $1) move from $5 to $6. On record for each
