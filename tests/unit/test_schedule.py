@@ -95,7 +95,7 @@ def test_clock_changes(text: str, zone: str, dst: str, after: str, expected: lis
         ("* * * * FOO", "bad day-of-week"),
         ("@fortnightly", "@daily"),
         ("@reboot", "@daily"),
-        ("every", "1 fields"),
+        ("every", "1 field"),
         ("every nonsense", "not a duration"),
         ("every 100ms", "from one second"),
         ("2027-01-01T09:00:00", "offset"),

@@ -202,7 +202,11 @@ class Account:
             if at > facts.present:
                 return Line(at, "expected", "still to come")
             late = (facts.present - at).total_seconds()
-            why = "no scheduler is alive" if not facts.schedulers else "its scheduler has not come to it yet"
+            why = (
+                "no scheduler is alive"
+                if not facts.schedulers
+                else "its scheduler has not come to it yet, or somebody's open transaction is in its way"
+            )
             return Line(at, "due", f"not fired yet, {late:.1f} s late: {why}", late_seconds=late)
         if firing is None and at < facts.history_from:
             return Line(at, "unknown", "older than what is kept on record")
@@ -239,7 +243,7 @@ class Account:
         if before is None:
             return "its scheduler had only then taken it up" if firing.late else "its scheduler was behind"
         if before.epoch == firing.epoch:
-            return "its scheduler was behind or could not reach the database"
+            return "its scheduler was behind, could not reach the database, or waited for somebody's open transaction"
         _, stopped, died = self._facts.node_ends.get(before.node, ("", None, None))
         old = before.node_name or f"node {before.node}"
         if died is not None:

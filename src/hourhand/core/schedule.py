@@ -112,7 +112,7 @@ def parse_schedule(
         )
     if match := _IN.fullmatch(words):
         return Schedule("once", "once", "UTC", "shift", now + parse_span(match[1]))
-    if re.match(r"\d{4}-\d\d", words):
+    if re.match(r"\d{4}-\d\d|\d{8}T", words):
         return _parse_instant(words, now, grace)
     schedule = _parse_cron(words, timezone, dst)
     if schedule.next_after(now) is None:
@@ -208,9 +208,11 @@ def _refuse_dialects(text: str, fields: list[str]) -> None:
         raise InvalidSchedule(
             f"{text!r} has seven fields: a year field, as Quartz has it, is not supported; use start_at and end_at"
         )
+    if "=" in fields[0]:
+        raise InvalidSchedule(f"{text!r}: the time zone is not part of the expression; give it as timezone")
     if len(fields) not in (5, 6):
         raise InvalidSchedule(
-            f"{text!r} has {len(fields)} fields; cron has five (minute hour day month weekday), or six with seconds first"
+            f"{text!r} has {len(fields)} field{'s' * (len(fields) != 1)}; cron has five (minute hour day month weekday), or six with seconds first"
         )
     if _PLAIN.fullmatch(text):
         return

@@ -374,7 +374,7 @@ class Jobs:
         return self._app.sync(work()) if isinstance(door, CallersSyncDoor) else await work()
 
     async def _find(self, door: Door, name: str) -> StoredJob:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or "\0" in name:
             raise UnknownJob(f"{name!r} is neither the name nor the id of a job")
         row = await door.row("find_job", name, ids.parse_job_id(name))
         if row is None:
