@@ -174,7 +174,8 @@ class Bench:
                     else:
                         seconds = await firing.fire(scheduler, due)
                         fired = await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.ready")
-                        assert fired == len(due), f"{fired} runs of {len(due)}"
+                        # One whose own time comes in these very seconds fires for that as well.
+                        assert fired >= len(due), f"{fired} runs of {len(due)}"
                         measured["product"].append(fired / seconds)
                     await self.sql.execute(f"TRUNCATE {SCHEMA}.ready")
         limit, value = (statistics.median(values) for values in measured.values())
