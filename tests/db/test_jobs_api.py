@@ -177,7 +177,7 @@ async def test_deleting_leaves_the_runs_and_the_schedule_is_collected(
 
 
 async def test_a_schedule_is_not_collected_under_somebodys_open_transaction(
-    app: Hourhand, url: str, sql: asyncpg.Connection, schema: str
+    app: Hourhand, url: str, sql: asyncpg.Connection, schema: str, request: pytest.FixtureRequest
 ) -> None:
     """Whoever adds a job holds the schedule; collecting skips it, and finds the job once it is committed."""
     await app.jobs.add("a", task="work", schedule="in 1h")
@@ -186,6 +186,7 @@ async def test_a_schedule_is_not_collected_under_somebodys_open_transaction(
     await app.jobs.delete("a")
     await sql.execute(f"UPDATE {schema}.loose SET since = now() - interval '2 minutes'")
     other = await asyncpg.connect(url)
+    request.addfinalizer(other.terminate)
     transaction = other.transaction()
     await transaction.start()
     number = await other.fetchval(
