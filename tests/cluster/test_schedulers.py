@@ -5,7 +5,6 @@ The oracle knows nothing of the product: it goes through every second and asks e
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import signal
@@ -82,6 +81,17 @@ async def started(one: Process) -> None:
     await until(says_so, lambda: f"the scheduler to start: {one.text()}")
 
 
+async def seconds_fired(sql: asyncpg.Connection, schema: str, count: int) -> None:
+    """Until so many more seconds of the schedule are in the ledger."""
+    question = f"SELECT count(DISTINCT date_trunc('second', scheduled_at)) FROM {schema}.firings"
+    before = await sql.fetchval(question)
+
+    async def more() -> bool:
+        return bool(await sql.fetchval(question) >= before + count)
+
+    await until(more, f"{count} more seconds to be fired")
+
+
 async def owners(sql: asyncpg.Connection, schema: str) -> dict[int, int]:
     return {row[0]: row[1] for row in await sql.fetch(f"SELECT shard, owner FROM {schema}.shards")}
 
@@ -116,10 +126,10 @@ async def test_every_firing_once_through_kills_sleeps_and_wrong_clocks(
     three = [another() for _ in range(3)]
     await fleet.alive(sql, 3)
     for _ in range(3):
-        await asyncio.sleep(1.5)
+        await seconds_fired(sql, schema, 2)
         await sleep_past_the_lease(sql, schema, *three[0])
         await mislead(sql, schema)
-        await asyncio.sleep(1.0)
+        await seconds_fired(sql, schema, 1)
         three.pop(1)[0].kill()
         # The one that slept is alive again, under another name, and sleeps last.
         three = [three[1], three[0], another()]

@@ -67,7 +67,6 @@ class Plan:
 
 class Scheduler:
     def __init__(self, database: Database, settings: Settings, labels: Mapping[str, str] | None = None) -> None:
-        self._database = database
         self._settings = settings
         self.node = Node(database, settings, "scheduler", {"tzdata": tzdata_version(), **(labels or {})})
         self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
@@ -84,8 +83,6 @@ class Scheduler:
         self._blocked: set[int] = set()
         """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
         self.started = asyncio.Event()
-        self.refused = 0
-        """Firings that the database did not take from us: not ours any more, or fired already."""
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
@@ -241,6 +238,7 @@ class Scheduler:
         plan, blocked = Plan(dict(self.elector.held)), list[Hinted]()
         for one in await self._planner.hinted_schedules(hints):
             if one.shard not in plan.epochs:
+                self._blocked.discard(one.id)
                 continue
             if one.due_at > one.present:
                 self._hint(one.id, one.due_at.timestamp())
@@ -289,7 +287,6 @@ class Scheduler:
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
         if refused:
-            self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
                         meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
 

@@ -23,7 +23,6 @@ _DRIVERS = {
     },
     "django": {"BaseDatabaseWrapper": "django", "ConnectionProxy": "django"},
 }
-_ASYNC = ("asyncpg", "psycopg async", "sqlalchemy async")
 
 
 def driver_of(connection: Any) -> str:
@@ -35,10 +34,6 @@ def driver_of(connection: Any) -> str:
     raise InvalidOption(
         f"connection= takes an asyncpg, psycopg 3, SQLAlchemy or Django connection (or session), not a {type(connection).__qualname__}"
     )
-
-
-def must_be_awaited(connection: Any) -> bool:
-    return driver_of(connection) in _ASYNC
 
 
 @lru_cache(maxsize=64)

@@ -175,11 +175,11 @@ class BulkJobs:
         door = CallersDoor(self._connection, self._sql)
         for job in jobs:
             if job.name in taken:
-                outcome = await put_job(door, job, await self._lane_of(job), await present(door), replace=replace)
+                # This transaction may last: a one-off must not share a schedule that is fired meanwhile.
+                apart = {"apart": job.schedule.kind == "once"}
+                lane = lane_of(await self._lane(job.queue), job.priority)
+                outcome = await put_job(door, job, lane, await present(door), replace=replace, prepared=apart)
                 counts[outcome] += 1
-
-    async def _lane_of(self, job: JobDefinition) -> int:
-        return lane_of(await self._lane(job.queue), job.priority)
 
     async def _copy(self, jobs: Sequence[JobDefinition]) -> None:
         connection, sql = self._connection, self._sql

@@ -7,7 +7,7 @@ transaction of theirs, `..._sync(connection=...)`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,6 @@ from hourhand.core.fairness import lane_of
 from hourhand.core.job import MISSED, JobDefinition, JobOptions, define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
-from hourhand.core.schedule import latest_firings
 from hourhand.storage import foreign, statements
 from hourhand.storage.database import Database
 from hourhand.storage.jobs import (
@@ -35,8 +34,9 @@ from hourhand.storage.jobs import (
     run_now,
     sees_commits,
 )
-from hourhand.surfaces.past import Backfill, check_instants, gather_facts, not_expected, plan_backfill
+from hourhand.surfaces.past import Backfill, gather_facts, not_expected, plan_backfill
 from hourhand.surfaces.stored import StoredJob, changed
+from hourhand.surfaces.verbs import Verbs, check
 from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
 
 if TYPE_CHECKING:
@@ -46,16 +46,15 @@ T = TypeVar("T")
 STATES = ("active", "paused", "finished")
 MOST_LINES = 100_000
 BACKFILL_CHUNK = 500
-_BEYOND = timedelta(minutes=5)
-_EVER = datetime(1, 1, 2, tzinfo=UTC)
 JobViews = list[JobView]
 RunViews = list[RunView]
 Instants = list[datetime]
 Lines = list[Line]
 
 
-class Jobs:
+class Jobs(Verbs):
     def __init__(self, app: Hourhand) -> None:
+        super().__init__(app._database)
         self._app = app
         self._queues: dict[str, int] = {}
 
@@ -179,32 +178,25 @@ class Jobs:
         """By name. `search`: a part of the name; `after`: the last name of the page before."""
         if state is not None and state not in STATES:
             raise InvalidOption(f"{state!r} is no state of a job; there are {', '.join(STATES)}")
-        if not 1 <= limit <= 10_000:
-            raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
+        check(limit=limit)
         database = await self._app._database()
-        number = None
-        if queue is not None:
-            number = await database.fetchval("queue_by_name", queue)
-            if number is None:
-                raise InvalidOption(f"there is no queue {queue!r}")
+        number = await self._queue(database, queue)
         rows = await database.fetch("list_jobs", after, task, number, tag, search, state, limit)
         return [StoredJob.of(row[0]).view() for row in rows]
 
     async def next(self, name: str, limit: int = 10) -> Instants:
         """The next firings of a job, within its own limits."""
-        if not 1 <= limit <= 10_000:
-            raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
+        check(limit=limit)
         stored = await self._find(await self._door(None), name)
         return [] if stored.paused_at else list(islice(stored.upcoming_firings(), limit))
 
     async def runs(self, name: str, limit: int = 20) -> RunViews:
         """The job's latest runs, by the instant they are for."""
-        if not 1 <= limit <= 10_000:
-            raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
+        check(limit=limit)
         database = await self._app._database()
         number = await self._number(database, name)
         rows = await database.fetch("job_runs", number, limit)
-        names = {row["id"]: row["name"] for row in await database.fetch("queue_names")}
+        names = await self._names(database)
         return [RunView.of(row, names) for row in rows]
 
     # Holding and starting
@@ -234,9 +226,7 @@ class Jobs:
         stored = await self._find(door, name)
         instants: Instants = []
         if stored.paused_at is not None:
-            # A little beyond the present: the database knows best where the pause ends.
-            since = min(one for one in (stored.paused_at, stored.next_run_at) if one is not None)
-            instants = latest_firings(stored.definition.schedule, since - MOMENT, stored.present + _BEYOND)
+            instants = stored.firings_since(min(one for one in (stored.paused_at, stored.next_run_at) if one is not None))
         row = await door.row("resume_job", stored.number, instants, missed)
         return Resumed((await self._find(door, stored.definition.name)).view(), row[1], row[2])
 
@@ -297,7 +287,7 @@ class Jobs:
 
     async def cancel_backfill(self, name: str, since: datetime, until: datetime) -> int:
         """Call off what backfills of this period have not started yet, and forget it, so that it can be asked for again."""
-        check_instants(since=since, until=until)
+        check(since=since, until=until)
         database = await self._app._database()
         number = await self._number(database, name)
         # The last first: of runs that wait for each other, none moves up to be called off.
@@ -333,7 +323,7 @@ class Jobs:
     async def _account(
         self, name: str, at: datetime | None, since: datetime | None, until: datetime | None
     ) -> tuple[StoredJob, Account, datetime, datetime]:
-        check_instants(at=at, since=since, until=until)
+        check(at=at, since=since, until=until)
         database = await self._app._database()
         stored = await self._find(OwnDoor(database), name)
         if at is not None:

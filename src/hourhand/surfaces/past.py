@@ -12,6 +12,7 @@ from hourhand.core.errors import InvalidOption
 from hourhand.core.schedule import Schedule
 from hourhand.storage.database import Database
 from hourhand.surfaces.stored import EVER, StoredJob
+from hourhand.surfaces.verbs import check
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ async def plan_backfill(
     database: Database, stored: StoredJob, since: datetime, until: datetime, *, cap: int, rate: float, order: str, again: bool
 ) -> Backfill:
     """The instants of a period that are to run, and why the others are not."""
-    check_instants(since=since, until=until)
+    check(since=since, until=until)
     if order not in ("oldest", "newest"):
         raise InvalidOption(f"order must be oldest or newest, not {order!r}")
     if not 1 <= cap <= 1_000_000 or not 0 < rate <= 100_000:
@@ -92,14 +93,6 @@ async def gather_facts(database: Database, stored: StoredJob, low: datetime, hig
         await database.fetchval("oldest_history") or EVER, await database.fetchval("schedulers_alive"),
         {row["id"]: (row["name"], row["stopped_at"], row["died_at"]) for row in await database.fetch("node_ends", nodes)}, known,
     )  # fmt: skip
-
-
-def check_instants(**given: datetime | None) -> None:
-    for name, one in given.items():
-        if one is not None and one.tzinfo is None:
-            raise InvalidOption(f"{name} is a naive datetime ({one.isoformat()}): give it a time zone")
-        if one is not None and not 1900 <= one.year < 9000:
-            raise InvalidOption(f"{name} is too far from now: {one.isoformat()}")
 
 
 def not_expected(stored: StoredJob, at: datetime) -> str:

@@ -77,11 +77,14 @@ class StoredJob:
         return None if over or done else at
 
     def due(self) -> list[datetime]:
-        """What its schedule has had since it was last fired: nothing, unless the schedulers are behind. A little beyond the
-        present: the database knows best where that ends."""
+        """What its schedule has had since it was last fired: nothing, unless the schedulers are behind."""
         if self.next_run_at is None or self.next_run_at > self.present:
             return []
-        return latest_firings(self.definition.schedule, self.next_run_at - MOMENT, self.present + _BEYOND)
+        return self.firings_since(self.next_run_at)
+
+    def firings_since(self, instant: datetime) -> list[datetime]:
+        """From this one on; a little beyond the present, because the database knows best where that is."""
+        return latest_firings(self.definition.schedule, instant - MOMENT, self.present + _BEYOND)
 
     def view(self, outcome: str | None = None) -> JobView:
         job, options = self.definition, self.definition.options or {}

@@ -24,7 +24,7 @@ _BEFORE = 6
 BATCH = 1_000
 
 
-class _Verbs:
+class Verbs:
     def __init__(self, open_database: Open) -> None:
         self._open = open_database
 
@@ -40,7 +40,7 @@ class _Verbs:
         return int(number)
 
 
-def _check(limit: int = 1, **instants: datetime | None) -> None:
+def check(limit: int = 1, **instants: datetime | None) -> None:
     if not 1 <= limit <= 10_000:
         raise InvalidOption(f"limit must be from 1 to 10000, not {limit}")
     for name, instant in instants.items():
@@ -48,9 +48,11 @@ def _check(limit: int = 1, **instants: datetime | None) -> None:
             raise InvalidOption(
                 f"{name} is a naive datetime ({instant.isoformat()}): give it a time zone, for example tzinfo=UTC"
             )
+        if instant is not None and not 1900 <= instant.year < 9000:
+            raise InvalidOption(f"{name} is too far from now: {instant.isoformat()}")
 
 
-class Runs(_Verbs):
+class Runs(Verbs):
     async def show(self, run_id: str | int) -> RunView:
         database = await self._open()
         number = ids.parse_run_id(run_id)
@@ -68,7 +70,7 @@ class Runs(_Verbs):
         for one in states or ():
             if one not in STATES:
                 raise InvalidOption(f"{one!r} is not a state; the states are {', '.join(STATES)}")
-        _check(limit=limit, since=since)
+        check(limit=limit, since=since)
         database = await self._open()
         number = await self._queue(database, queue)
         rows = await database.fetch("list_runs", states, task, number, tag, key, since or _EVER, limit)
@@ -111,7 +113,7 @@ class Runs(_Verbs):
         raise NotPossible(f"{run.run_id} is {run.state}; it will run without being asked again")
 
 
-class Dead(_Verbs):
+class Dead(Verbs):
     """Runs that gave up. Filters: ids, task, queue, tag, error type, died since/before."""
 
     def __init__(self, open_database: Open, registry: Registry) -> None:
@@ -119,7 +121,7 @@ class Dead(_Verbs):
         self._registry = registry
 
     async def list(self, *run_ids: str | int, limit: int = 50, **filters: Any) -> list[RunView]:
-        _check(limit=limit)
+        check(limit=limit)
         database = await self._open()
         rows = await database.fetch("list_dead", *await self._filter(database, run_ids, filters), limit)
         names = await self._names(database)
@@ -195,7 +197,7 @@ class Dead(_Verbs):
         for name in filters:
             if name not in known:
                 raise InvalidOption(f"unknown filter {name!r}; the filters are {', '.join(known)}")
-        _check(since=filters.get("since"), before=filters.get("before"))
+        check(since=filters.get("since"), before=filters.get("before"))
         queue = await self._queue(database, filters.get("queue"))
         numbers = [ids.parse_run_id(one) for one in run_ids] or None
         return [
@@ -210,7 +212,7 @@ class Replayed(msgspec.Struct, frozen=True):
     """Their key belongs to another live run."""
 
 
-class Queues(_Verbs):
+class Queues(Verbs):
     async def exists(self, name: str) -> bool:
         """Whether anything was ever enqueued to it, or it was paused."""
         return await (await self._open()).fetchval("queue_by_name", name) is not None
@@ -236,7 +238,7 @@ class Queues(_Verbs):
             raise InvalidOption(f"there is no queue {name!r}")
 
 
-class Nodes(_Verbs):
+class Nodes(Verbs):
     async def list(self, *, gone: bool = False) -> list[NodeView]:
         """The live processes; with `gone`, also those that stopped or died."""
         database = await self._open()

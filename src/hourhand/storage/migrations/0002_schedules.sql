@@ -100,7 +100,7 @@ CREATE TABLE hourhand.firings_default PARTITION OF hourhand.firings DEFAULT;
 SELECT hourhand.add_partition('firings', ((now() AT TIME ZONE 'UTC')::date + ahead)::date) FROM generate_series(-1, 3) AS ahead;
 
 -- What was decided for one job differently from its schedule's firing, from an instant until another: skipped,
--- coalesced, triggered, backfilled, moved. `run_id` is the run it is about: the one that was still going, or that came of it.
+-- coalesced, finished, backfilled, moved. `run_id` is the run it is about: the one that was still going, or that came of it.
 CREATE TABLE hourhand.decisions (
     job_id       bigint NOT NULL,
     scheduled_at timestamptz NOT NULL,

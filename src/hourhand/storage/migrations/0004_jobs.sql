@@ -311,8 +311,6 @@ BEGIN
     SELECT one.run_id, one.outcome INTO run_id, outcome
     FROM hourhand.fire_one(job.id, present, present, job.lane, job.task, coalesce(arguments, job.payload), job.tags,
                            coalesce(job.options, '{}') || '{"by_hand": "triggered"}', CASE WHEN NOT forced THEN job.overlap END, NULL) AS one;
-    INSERT INTO hourhand.decisions (job_id, scheduled_at, until, run_id, count, outcome, reason)
-    VALUES (job.id, present, present, run_id, 1, 'triggered', 'started by hand') ON CONFLICT DO NOTHING;
 END $$;
 
 -- Runs for instants of the past, on request; for each instant once, unless `again`. Runs of a job that minds overlap

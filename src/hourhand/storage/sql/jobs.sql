@@ -28,9 +28,6 @@ SELECT row_to_json(found)::text FROM (
                                          ELSE 'active' END)
     ORDER BY j.name LIMIT $7) AS found;
 
--- name: count_jobs
-SELECT count(*) AS jobs, count(j.paused_at) AS paused FROM hourhand.jobs j;
-
 -- name: pause_job
 SELECT hourhand.pause_job($1::bigint);
 
