@@ -144,7 +144,9 @@ class Account:
                 self._extra.append(trace)
             else:
                 self._traces[trace.scheduled_at].append(trace)
-        self._left_out = [one for one in facts.decisions if one.outcome in ("skipped", "coalesced", "finished")]
+        left_out = [one for one in facts.decisions if one.outcome in ("skipped", "coalesced", "finished")]
+        self._left_out = {one.scheduled_at: one for one in left_out if one.scheduled_at == one.until}
+        self._ranges = [one for one in left_out if one.scheduled_at < one.until]
         self._firings: dict[int, list[Firing]] = defaultdict(list)
         for firing in facts.firings:
             self._firings[firing.schedule_id].append(firing)
@@ -182,14 +184,9 @@ class Account:
             return self._ran(at, traces[-1], firing)
         if swallowed:
             return Line(at, "dst_gap", "its local time does not exist that day, and dst is skip")
-        for one in self._left_out:
-            if one.scheduled_at <= at <= one.until:
-                reason = one.reason
-                if one.run is not None:
-                    reason = f"{reason} ({ids.run_id(one.run)})"
-                if one.count > 1:
-                    reason = f"{reason}; {one.count} from {_text(one.scheduled_at)} to {_text(one.until)}"
-                return self._fired(Line(at, one.outcome, reason), firing)
+        decision = self._decision(at)
+        if decision is not None:
+            return self._fired(Line(at, decision.outcome, _told(decision)), firing)
         if span.paused:
             return Line(at, "paused", "the job was paused")
         if facts.finished_after is not None and at > facts.finished_after:
@@ -202,11 +199,9 @@ class Account:
             if at > facts.present:
                 return Line(at, "expected", "still to come")
             late = (facts.present - at).total_seconds()
-            why = (
-                "no scheduler is alive"
-                if not facts.schedulers
-                else "its scheduler has not come to it yet, or somebody's open transaction is in its way"
-            )
+            why = "its scheduler has not come to it yet, or somebody's open transaction is in its way"
+            if not facts.schedulers:
+                why = "no scheduler is alive"
             return Line(at, "due", f"not fired yet, {late:.1f} s late: {why}", late_seconds=late)
         if firing is None and at < facts.history_from:
             return Line(at, "unknown", "older than what is kept on record")
@@ -238,7 +233,7 @@ class Account:
 
     def _why_late(self, firing: Firing) -> str:
         rows = self._firings[firing.schedule_id]
-        place = rows.index(firing)
+        place = _place(rows, firing.scheduled_at)
         before = rows[place - 1] if place else None
         if before is None:
             return "its scheduler had only then taken it up" if firing.late else "its scheduler was behind"
@@ -254,10 +249,23 @@ class Account:
 
     def _firing(self, schedule: int, at: datetime) -> Firing | None:
         rows = self._firings[schedule]
-        place = bisect_right(rows, at, key=lambda one: one.scheduled_at)
-        if place and rows[place - 1].scheduled_at <= at <= rows[place - 1].until:
-            return rows[place - 1]
-        return None
+        place = _place(rows, at)
+        return rows[place] if place >= 0 and at <= rows[place].until else None
+
+    def _decision(self, at: datetime) -> Decision | None:
+        """What was decided for this instant alone, or for a range that it lies in."""
+        return self._left_out.get(at) or next((one for one in self._ranges if one.scheduled_at <= at <= one.until), None)
+
+
+def _place(rows: Sequence[Firing], at: datetime) -> int:
+    """Where the last firing up to this instant stands; -1 if there is none."""
+    return bisect_right(rows, at, key=lambda one: one.scheduled_at) - 1
+
+
+def _told(one: Decision) -> str:
+    run = f" ({ids.run_id(one.run)})" if one.run is not None else ""
+    many = f"; {one.count} from {_text(one.scheduled_at)} to {_text(one.until)}" if one.count > 1 else ""
+    return f"{one.reason}{run}{many}"
 
 
 def _text(instant: datetime) -> str:
