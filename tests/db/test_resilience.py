@@ -188,7 +188,7 @@ async def test_runs_of_a_node_that_ended_long_ago_are_recovered_too(app: Hourhan
     gateway = await maintenance(app)
     await gateway.tidy()
     assert (await gateway.tick(1, 5.0)).orphans
-    assert await gateway.recover(10) == (1, 0, 0)
+    assert await gateway.recover(10) == (1, 0, 0, 0)
     await gateway.tidy()
     assert not (await gateway.tick(1, 5.0)).orphans
     assert await sql.fetchval(f"SELECT settled FROM {schema}.nodes")
@@ -201,8 +201,8 @@ async def test_crashes_of_others_charge_no_attempt_but_are_not_endless(
     innocent = await claimed_by(sql, schema, "now()", crashes=3)
     cursed = await claimed_by(sql, schema, "now()", crashes=9)
     gateway = await maintenance(app)
-    assert await gateway.recover(10) == (1, 0, 1)
-    row = await sql.fetchrow(f"SELECT run_id, attempt, crashes FROM {schema}.ready")
+    assert await gateway.recover(10) == (1, 0, 1, 0)
+    row = await sql.fetchrow(f"SELECT run_id, attempt, crashes FROM {schema}.parked")
     assert tuple(row) == (innocent, 0, 4)
     row = await sql.fetchrow(f"SELECT run_id, reason FROM {schema}.dead")
     assert tuple(row) == (cursed, "10 workers in a row died while they held it")
@@ -228,7 +228,7 @@ async def test_a_run_asked_to_stop_does_not_come_back_when_its_worker_dies_or_ha
     orphan = await claimed_by(sql, schema, "now()")
     await sql.execute(f"INSERT INTO {schema}.cancels (run_id, reason) VALUES ($1, 'enough')", orphan)
     gateway = await maintenance(app)
-    assert await gateway.recover(10) == (0, 1, 0)
+    assert await gateway.recover(10) == (0, 1, 0, 0)
     async with working(app):
         handle = await deaf.enqueue()
         await started.wait()

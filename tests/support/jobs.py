@@ -117,3 +117,79 @@ async def poison(ctx: Context) -> None:
     """Takes its process down."""
     await note(ctx, "started")
     os._exit(9)
+
+
+@app.task(retry=quick)
+async def spin(ctx: Context) -> None:
+    """Computes for ever on the event loop, and lets no ordinary exception out of it."""
+    await note(ctx, "started")
+    n = 0
+    while True:
+        try:
+            n += 1
+        except Exception:
+            continue
+
+
+@app.task(retry=quick, timeout=5)
+async def block(ctx: Context) -> str:
+    """The first time it waits in a call that Python cannot interrupt, on the event loop."""
+    again = await app.state.sink.fetchval(f"SELECT count(*) FROM {app.settings.schema}.seen WHERE run = $1", ctx.run_number)
+    await note(ctx, "started")
+    if not again:
+        time.sleep(3600)
+    return "done"
+
+
+@app.task(retry=Retry(max_attempts=2, base=0, cap=0), isolation="process", max_memory="400MB")
+def hog() -> int:
+    return len([bytearray(50_000_000) for _ in range(100)])
+
+
+@app.task(retry=quick, isolation="process")
+def giant(size: int) -> str:
+    return "x" * size
+
+
+@app.task(retry=quick)
+async def giant_here(size: int) -> str:
+    return "x" * size
+
+
+@app.task(retry=Retry(max_attempts=1), timeout=0.2)
+async def stubborn(ctx: Context) -> None:
+    """Does not stop when it is told to."""
+    await note(ctx, "started")
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+
+
+@app.task(retry=quick, delivery="at_most_once")
+async def careful_nap(ctx: Context, seconds: float) -> str:
+    await note(ctx, "started")
+    await asyncio.sleep(seconds)
+    return "rested"
+
+
+@app.task(retry=quick, delivery="at_most_once", isolation="process")
+def careful_death() -> None:
+    os._exit(7)
+
+
+@app.task(retry=quick, delivery="exactly_once")
+async def transfer(ctx: Context, amount: int, die: str = "") -> str:
+    """Writes into `ledger`; `die` says where the first attempt's process is killed."""
+    first = not await app.state.sink.fetchval(f"SELECT count(*) FROM {app.settings.schema}.seen WHERE run = $1", ctx.run_number)
+    await note(ctx, "started")
+    charged = await ctx.once("charge", lambda: ctx.fence)
+    async with ctx.transaction() as connection:
+        await connection.execute(
+            f"INSERT INTO {app.settings.schema}.ledger (run, amount) VALUES ($1, $2)", ctx.run_number, amount
+        )  # fmt: skip
+        await app.enqueue("noop", queue="later")
+        if die == "inside" and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return f"{charged <= ctx.fence}"

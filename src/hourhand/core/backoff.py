@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from hourhand.core.errors import ConfigurationError, HandlerTimeout, PermanentFailure, ProcessDied, RetryAfter
+from hourhand.core.errors import ConfigurationError, HandlerTimeout, LoopBlocked, PermanentFailure, ProcessDied, RetryAfter
 
 Backoff = str | Callable[[int], float]
 """`"exponential"`, `"fixed"`, or a function from the attempt that failed (1, 2, …) to seconds."""
@@ -65,7 +65,7 @@ class Retry:
             return False
         # A timeout or a dead process is not an answer of the handler's: it is worth another attempt
         # unless give_up_on names it.
-        always = isinstance(error, (RetryAfter, HandlerTimeout, ProcessDied))
+        always = isinstance(error, (RetryAfter, HandlerTimeout, ProcessDied, LoopBlocked))
         return not self.retry_on or always or _matches(error, self.retry_on)
 
     def next_delay(self, error: BaseException, attempt: int, rng: Random, max_attempts: int | None = None) -> float | None:

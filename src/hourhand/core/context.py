@@ -1,20 +1,34 @@
-"""What a handler is told about the run it executes."""
+"""What a handler is told about the run it executes, and what it may ask for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from hourhand.core import ids
-from hourhand.core.errors import Cancelled
+from hourhand.core.errors import Cancelled, ConfigurationError
+from hourhand.core.template import render
 from hourhand.core.token import execution_token
 
+T = TypeVar("T")
 Report = Callable[[int, Any], None]
+
+ATOMIC: ContextVar[Any] = ContextVar("hourhand_transaction", default=None)
+"""The transaction of the exactly-once run that is being executed here: what it enqueues joins it."""
+
+
+class Office(Protocol):
+    """What the engine does for a handler that asks."""
+
+    async def once(self, context: Context, name: str, make: Callable[[], Any]) -> Any: ...
+    def once_sync(self, context: Context, name: str, make: Callable[[], Any]) -> Any: ...
 
 
 class Context:
@@ -33,6 +47,7 @@ class Context:
         claim: Any,
         report: Report,
         state: Any = None,
+        office: Office | None = None,
     ) -> None:
         self.run_number = run_number
         self.job_number = job_number
@@ -45,6 +60,7 @@ class Context:
         self.state = state
         """The app's `state`: what its start-up hooks opened."""
         self._report = report
+        self._office = office
         self._cancelled: threading.Event | None = None
 
     @property
@@ -63,10 +79,25 @@ class Context:
     def tags(self) -> tuple[str, ...]:
         return tuple(self.claim.tags or ())
 
+    @property
+    def fence(self) -> int:
+        """A number that grows with each claim of this run: a table of your own that keeps the highest it has seen can refuse
+        the writes of a worker that lost the run."""
+        return int(self.claim.token)
+
     @cached_property
     def token(self) -> str:
-        """Stable over retries, different for each firing: an idempotency key for the outside."""
+        """Stable over retries, different for each firing."""
         return execution_token(self.job_id or self.run_id, self.scheduled_at)
+
+    @cached_property
+    def idempotency_key(self) -> str:
+        """For outside APIs that take one: what the job's `idempotency_key_template` says, or else the token."""
+        kept = (self.claim.options or {}).get("idempotency")
+        if kept is None:
+            return self.token
+        names = {"job_id": self.job_id, "job": kept.get("job"), "task": self.task, "run_id": self.run_id}
+        return render(kept["template"], kept["timezone"], self.scheduled_at, names, msgspec.json.decode(self.claim.payload))
 
     @cached_property
     def log(self) -> Any:
@@ -85,6 +116,41 @@ class Context:
         """Show how far the run is: a share (0.4), a word, any further fields. Cheap; written once a second."""
         report = {**({} if value is None else {"value": value}), **({"message": message} if message else {})}
         self._report(self.run_number, {**report, **data})
+
+    def transaction(self, source: Any = None, *, isolation: str | None = None) -> Any:
+        """The transaction in which an exactly-once run writes: `async with ctx.transaction() as connection` is an asyncpg
+        connection; in a `def` handler, `with ctx.transaction() as connection` is a psycopg one. `source` can be an SQLAlchemy
+        engine or sessionmaker (async ones in async handlers) instead.
+
+        What is written commits together with the end of the run, when the handler has returned; or not at all. A block that
+        is left by an exception is undone by itself.
+        """
+        transaction = ATOMIC.get()
+        if transaction is None:
+            raise ConfigurationError(
+                'ctx.transaction() belongs to exactly-once runs: declare the task with @app.task(delivery="exactly_once"), and '
+                "call it in the handler's own task or thread"
+            )
+        return transaction.block(source, isolation)
+
+    async def once(self, name: str, make: Callable[[], Awaitable[T] | T]) -> T:
+        """The result of `make()`, made once: kept under `name`, so that a retry of this run is given it without the call.
+
+        The result is what JSON makes of it. If the process dies between the call and the keeping, a retry calls again: give
+        the outside API `ctx.idempotency_key` where it takes one.
+        """
+        result: T = await self._opened().once(self, name, make)
+        return result
+
+    def once_sync(self, name: str, make: Callable[[], T]) -> T:
+        """The same for `def` handlers."""
+        result: T = self._opened().once_sync(self, name, make)
+        return result
+
+    def _opened(self) -> Office:
+        if self._office is None:
+            raise ConfigurationError("steps are kept in the database, and this context has none: it was made by hand")
+        return self._office
 
     def _watch(self) -> threading.Event:
         """The flag behind `cancelled`, made on demand: most runs never need one."""

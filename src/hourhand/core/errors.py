@@ -97,5 +97,19 @@ class HandlerTimeout(HourhandError):
     """The handler ran longer than its task's timeout."""
 
 
+class ClaimLost(HourhandError):
+    """Another worker has this run now: what this one still does for it is refused, and nothing of it is kept."""
+
+
+class LoopBlocked(BaseException):
+    """Raised into a handler that keeps the event loop from everything else. No `except Exception` stops it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler kept its worker's event loop from everything else for too long: await what waits, and declare what "
+            'computes with `def` (a thread) or isolation="process"'
+        )
+
+
 class ProcessDied(HourhandError):
     """The process a handler ran in ended before the handler did."""

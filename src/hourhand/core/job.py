@@ -16,6 +16,7 @@ from hourhand.core.payload import encode_untyped
 from hourhand.core.registry import Registry
 from hourhand.core.schedule import Schedule, parse_schedule, parse_span
 from hourhand.core.task import check_name
+from hourhand.core.template import check_template
 
 MISSED = ("SKIP", "RUN_ONCE", "RUN_ALL")
 OVERLAP = ("allow", "skip", "queue", "replace")
@@ -89,6 +90,8 @@ class JobOptions:
     max_runs: int | None = None
     max_attempts: int | None = None
     timeout: float | timedelta | str | None = None
+    delivery: str | None = None
+    idempotency_key_template: str | None = None
     tags: Any = ()
     then: Any = None
 
@@ -134,12 +137,13 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     special = _given(given)
     kept = merge(_NOTHING, special) if special else _NOTHING
     payload = {} if given.payload is None else given.payload
+    text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
     relative = schedule.kind == "once" and not given.schedule.strip()[:1].isdigit()
     return JobDefinition(
         name=name,
         task=task,
         schedule=schedule,
-        payload=definition.codec.encode(payload) if definition else encode_untyped(task, payload),
+        payload=text,
         queue=kept.queue or (definition.queue if definition else "default"),
         priority=kept.priority or (definition.priority if definition else PRIORITIES[1]),
         missed_window=_one_of("missed_window", given.missed_window, MISSED),
@@ -151,7 +155,7 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
         end_at=end,
         max_runs=None if given.max_runs is None else _whole("max_runs", given.max_runs, 2**31 - 1),
         tags=kept.tags,
-        options=kept.kept(),
+        options=_with_template(kept.kept(), name, given, schedule, text),
         anchored=given.anchor is not None or schedule.kind == "cron" or (schedule.kind == "once" and not relative),
         declared_by=declared_by,
     )
@@ -162,9 +166,19 @@ def _given(one: JobOptions) -> dict[str, Any]:
     given = {
         "queue": one.queue, "priority": one.priority, "max_attempts": one.max_attempts,
         "timeout": parse_span(one.timeout) if isinstance(one.timeout, str) else one.timeout,
-        "tags": one.tags or None, "then": one.then,
+        "delivery": one.delivery, "tags": one.tags or None, "then": one.then,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _with_template(
+    options: dict[str, Any] | None, name: str, given: JobOptions, schedule: Schedule, payload: str
+) -> dict[str, Any] | None:
+    """The template travels with each run, with what the run alone would not know."""
+    if given.idempotency_key_template is None:
+        return options
+    template = check_template(given.idempotency_key_template, msgspec.json.decode(payload))
+    return {**(options or {}), "idempotency": {"template": template, "timezone": schedule.timezone, "job": name}}
 
 
 def _check_window(name: str, schedule: Schedule, start: datetime | None, end: datetime | None, now: datetime) -> None:

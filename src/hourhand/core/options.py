@@ -12,7 +12,7 @@ import msgspec
 from hourhand.core.chain import Step, as_step
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
-from hourhand.core.task import check_name, seconds
+from hourhand.core.task import check_delivery, check_name, seconds
 
 MAX_KEY = 500
 MAX_TAG = 100
@@ -33,6 +33,7 @@ class EnqueueOptions:
     tags: tuple[str, ...] = ()
     max_attempts: int | None = None
     timeout: float | None = None
+    delivery: str | None = None
     then: Step | None = None
     connection: Any = None
 
@@ -43,6 +44,8 @@ class EnqueueOptions:
             kept["max_attempts"] = self.max_attempts
         if self.timeout is not None:
             kept["timeout"] = self.timeout
+        if self.delivery is not None:
+            kept["delivery"] = self.delivery
         if self.unique_for is not None:
             kept["unique_for"] = self.unique_for.total_seconds()
         if self.then is not None:
@@ -121,7 +124,7 @@ def _expires(value: Any) -> timedelta | datetime:
     return timedelta(seconds=seconds("expires", value))
 
 
-def _is_text(value: Any, longest: int) -> bool:
+def is_text(value: Any, longest: int) -> bool:
     """Whether PostgreSQL can store it: no NUL, no half of a surrogate pair."""
     if not isinstance(value, str) or not 0 < len(value) <= longest or "\0" in value:
         return False
@@ -129,14 +132,14 @@ def _is_text(value: Any, longest: int) -> bool:
 
 
 def _key(value: Any) -> str:
-    if not _is_text(value, MAX_KEY):
+    if not is_text(value, MAX_KEY):
         raise InvalidOption(f"key must be a text of 1 to {MAX_KEY} characters, not {value!r}")
     return str(value)
 
 
 def _tags(value: Any) -> tuple[str, ...]:
     tags = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
-    if not all(_is_text(one, MAX_TAG) for one in tags):
+    if not all(is_text(one, MAX_TAG) for one in tags):
         raise InvalidOption(f"tags must be a list of texts of 1 to {MAX_TAG} characters, not {value!r}")
     if len(tags) > MAX_TAGS:
         raise InvalidOption(f"a run can carry at most {MAX_TAGS} tags, not {len(tags)}")
@@ -160,5 +163,6 @@ _CHECKS: dict[str, Any] = {
     "tags": _tags,
     "max_attempts": _max_attempts,
     "timeout": lambda value: seconds("timeout", value),
+    "delivery": check_delivery,
     "then": as_step,
 }

@@ -111,6 +111,30 @@ def dump(arguments: Any, subject: str) -> bytes:
     return encoded
 
 
+class Unkept:
+    """A result that the child process which had it could not pass on, and why."""
+
+    def __init__(self, remark: str) -> None:
+        self.remark = remark
+
+
+def encode_result(result: Any, limit: int) -> tuple[str | None, str | None]:
+    """A handler's result as JSON text, or why it cannot be kept: the work is done, so that is only a remark."""
+    if result is None:
+        return None, None
+    if isinstance(result, Unkept):
+        return None, result.remark
+    try:
+        encoded = bytes(result) if isinstance(result, msgspec.Raw) else dump(result, "the result")
+    except InvalidPayload as error:
+        return None, f"result not kept: {error}"
+    if len(encoded) > limit:
+        return None, f"result not kept: {len(encoded):,} bytes, over the limit of {limit:,}"
+    if b"\\u0000" in encoded:
+        return None, "result not kept: it contains a NUL character, which PostgreSQL cannot store"
+    return encoded.decode(), None
+
+
 MAX_REPORT = 16 * 1024
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from hourhand.core.errors import ConfigurationError
 
+LEAST_MEMORY = 64 * 2**20
+"""Of a child process. With less, Python itself does not start."""
+
 
 def _setting(default: Any, variable: str, meaning: str) -> Any:
     return field(default=default, metadata={"variable": variable, "meaning": meaning})
@@ -32,6 +35,18 @@ class Settings:
     poll: float = _setting(5.0, "HOURHAND_POLL", "seconds between two looks when no notification comes")
     max_result: int = _setting(256 * 1024, "HOURHAND_MAX_RESULT", "bytes of JSON up to which a run's result is kept")
 
+    transactions: int = _setting(
+        10, "HOURHAND_TRANSACTIONS", "connections that a worker may hold at a time for its exactly-once runs"
+    )
+    loop_limit: float = _setting(
+        10.0, "HOURHAND_LOOP_LIMIT", "seconds for which a handler may block the event loop of its worker before it is interrupted"
+    )
+    cancel_grace: float = _setting(
+        10.0, "HOURHAND_CANCEL_GRACE", "seconds after which a handler that ignores its cancellation is left behind"
+    )
+    child_memory: int = _setting(
+        0, "HOURHAND_CHILD_MEMORY", "bytes of address space for a child process whose task sets no max_memory; 0: no limit"
+    )
     catch_up_rate: float = _setting(
         10.0,
         "HOURHAND_CATCH_UP_RATE",
@@ -47,6 +62,9 @@ class Settings:
             ("poll", "seconds"),
             ("retention", "days"),
             ("catch_up_rate", "runs"),
+            ("loop_limit", "seconds"),
+            ("cancel_grace", "seconds"),
+            ("transactions", "connections"),
         ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
@@ -55,6 +73,8 @@ class Settings:
             raise ConfigurationError(f"keep_finished must be a number of days, not {self.keep_finished!r}")
         if not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
+        if not isinstance(self.child_memory, int) or (self.child_memory and self.child_memory < LEAST_MEMORY):
+            raise ConfigurationError(f"child_memory must be 0 or a number of bytes of at least 64 MiB, not {self.child_memory!r}")
         if self.grace * 2 > self.lease:
             raise ConfigurationError(f"lease ({self.lease:g} s) must be at least twice grace ({self.grace:g} s)")
         for name in ("database_url", "direct_url"):

@@ -13,8 +13,12 @@ from hourhand.core.backoff import Retry
 from hourhand.core.errors import ConfigurationError
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.payload import Codec
+from hourhand.core.settings import LEAST_MEMORY
 
 ISOLATIONS = (None, "process")
+DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 
 
@@ -34,6 +38,21 @@ def seconds(name: str, value: float | timedelta) -> float:
     return float(number)
 
 
+def check_delivery(value: Any) -> str:
+    if value not in DELIVERIES:
+        raise ConfigurationError(f"delivery must be one of {', '.join(DELIVERIES)}, not {value!r}")
+    return str(value)
+
+
+def memory(name: str, value: Any) -> int:
+    """Bytes, from a number or from text such as 512MB."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    number = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not LEAST_MEMORY <= number < 2**50:
+        raise ConfigurationError(f"{name} must be a size of at least 64 MiB, such as 512MB, not {value!r}")
+    return int(number)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskDefinition:
     name: str
@@ -45,6 +64,9 @@ class TaskDefinition:
     retry: Retry = Retry()
     timeout: float | None = None
     isolation: str | None = None
+    delivery: str = DELIVERIES[0]
+    max_memory: int | None = None
+    """Bytes of address space for the child process."""
 
 
 def define_task(
@@ -56,6 +78,8 @@ def define_task(
     retry: Retry | int | None = None,
     timeout: float | timedelta | None = None,
     isolation: str | None = None,
+    delivery: str = DELIVERIES[0],
+    max_memory: int | str | None = None,
 ) -> TaskDefinition:
     """Check a declaration while the module is being imported, not when the first run fails."""
     if not callable(function):
@@ -68,6 +92,8 @@ def define_task(
         raise ConfigurationError(f"priority must be one of {', '.join(PRIORITIES)}, not {priority!r}")
     if isolation not in ISOLATIONS:
         raise ConfigurationError(f'isolation must be None or "process", not {isolation!r}')
+    if max_memory is not None and isolation != "process":
+        raise ConfigurationError('max_memory limits a child process; say isolation="process" as well')
     if isinstance(retry, int) and not isinstance(retry, bool):
         retry = Retry(max_attempts=retry)
     if retry is not None and not isinstance(retry, Retry):
@@ -82,4 +108,6 @@ def define_task(
         retry=retry or Retry(),
         timeout=None if timeout is None else seconds("timeout", timeout),
         isolation=isolation,
+        delivery=check_delivery(delivery),
+        max_memory=None if max_memory is None else memory("max_memory", max_memory),
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +22,16 @@ import msgspec
 from hourhand.core.context import Context
 from hourhand.core.errors import Cancelled, PermanentFailure, RetryAfter
 from hourhand.core.failure import MAX_MESSAGE, MAX_TRACEBACK
-from hourhand.core.payload import dump
+from hourhand.core.payload import encode_result
 from hourhand.core.registry import Registry
+from hourhand.core.settings import Settings
+from hourhand.engine.delivery import EXACTLY_ONCE, RECORDED, atomically
 from hourhand.engine.logs import inherit_logs
+from hourhand.engine.office import StepOffice
 from hourhand.engine.reference import load_registry
+from hourhand.storage.atomic import Holder, RunTransaction
+from hourhand.storage.database import Database
+from hourhand.storage.effects import effect_gateway
 from hourhand.targets.python import direct_call, run_hooks
 
 _SPECIAL = (PermanentFailure, RetryAfter, Cancelled)
@@ -62,36 +72,86 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
+class Desk:
+    """The database, for the runs that need it: opened by the first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._opening = asyncio.Lock()
+        self._opened: tuple[Database, StepOffice] | None = None
+
+    async def open(self) -> tuple[Database, StepOffice]:
+        async with self._opening:
+            if self._opened is None:
+                database = Database(self.settings)
+                await database.open(migrate_embedded=False)
+                self._opened = database, StepOffice(effect_gateway(database), self._loop)
+        return self._opened
+
+    async def once(self, context: Context, name: str, make: Callable[[], Any]) -> Any:
+        return await (await self.open())[1].once(context, name, make)
+
+    def once_sync(self, context: Context, name: str, make: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(self.open(), self._loop).result()[1].once_sync(context, name, make)
+
+
+async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: Desk) -> dict[str, Any]:
     definition = registry.tasks[order["task"]]
-    ctx = Context(
-        order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"],
-        SimpleNamespace(queue=order["queue"], tags=order["tags"]),
-        lambda _run, data: pipe.send({"progress": data}), registry.state,
+    claim = SimpleNamespace(**{name: order[name] for name in ("queue", "tags", "token", "worker", "options", "payload")})
+    context = Context(
+        order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"], claim,
+        lambda _run, data: pipe.send({"progress": data}), registry.state, desk,
     )  # fmt: skip
     # In a thread, as in a worker: what a blocking handler may do there, it may do here.
     call = direct_call(definition, registry.middleware, asyncio.to_thread)
+    limit_memory(order["memory"])
     try:
-        result = await call(ctx, order["payload"])
-        return {"result": None if result is None else dump(result, "the result").decode()}
+        if order["delivery"] == EXACTLY_ONCE:
+            holder = Holder(claim.worker, context.run_number, claim.token)
+            transaction = RunTransaction((await desk.open())[0], holder, context.token, asyncio.to_thread)
+            active = SimpleNamespace(
+                context=context, claim=claim, started=order["started"], closing=False, in_thread=False, cause=None
+            )
+            outcome = await atomically(active, transaction, call, order["payload"], desk.settings.max_result)
+            return {"recorded": outcome is RECORDED}
+        # Looked at here, so that a giant is not sent to the parent only to be thrown away.
+        text, remark = encode_result(await call(context, order["payload"]), desk.settings.max_result)
+        return {"result": text, "remark": remark}
     except BaseException as error:  # whatever it is, it belongs to the run
-        return {"error": describe(error)}
+        return {"error": describe(error), "spent": isinstance(error, MemoryError)}
+    finally:
+        limit_memory(0)
+
+
+def limit_memory(size: int) -> None:
+    """Address space for the handler: it meets its own MemoryError before the machine runs out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size or hard
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def go_first() -> None:
+    """If the machine runs out of memory all the same, the kernel is to end this process rather than its parent."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 async def main(reference: str, fd: int) -> None:
     inherit_logs()
+    go_first()
     pipe = Pipe(socket.socket(fileno=fd))
     try:
-        registry = load_registry(reference, os.environ)
+        registry, settings = load_registry(reference, os.environ)
         await run_hooks(registry.startup, registry)
     except BaseException as error:
         pipe.send({"failed": "".join(traceback.format_exception_only(error)).strip()})
         return
     pipe.send({"ready": True})
-    loop = asyncio.get_running_loop()
+    loop, desk = asyncio.get_running_loop(), Desk(settings)
     while True:
         order = await loop.run_in_executor(None, pipe.inbox.get)
-        pipe.send(await execute(registry, order, pipe))
+        pipe.send(await execute(registry, order, pipe, desk))
 
 
 if __name__ == "__main__":

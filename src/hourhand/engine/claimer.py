@@ -49,6 +49,7 @@ class Claimer:
         self._marks: dict[int, LowWaterMark] = {}
         self._lanes: set[int] = set()
         self._parked = False
+        self._probation = False
         self._wake = asyncio.Event()
         self._next_survey = 0.0
         self._doubt_until = 0.0
@@ -74,7 +75,7 @@ class Claimer:
             self._mark(number).lower(int(seq))
             self._lanes.add(number)
         elif kind == "p" and rest in self._executor.handlers:
-            self._parked = True
+            self._parked = self._probation = True
         elif kind == "q":
             self._next_survey = 0.0
         else:
@@ -82,7 +83,7 @@ class Claimer:
         self._wake.set()
 
     def hungry(self) -> None:
-        if not self._wake.is_set() and (self._lanes or self._parked):
+        if not self._wake.is_set() and (self._lanes or self._parked or self._probation):
             self._wake.set()
 
     def forget(self) -> None:
@@ -113,9 +114,12 @@ class Claimer:
         now = Clock.monotonic()
         if now >= self._next_survey:
             await self._look(now)
+        apart = 0
+        if self._probation and self._executor.room_for_suspects > 0:
+            apart = await self._claim_parked(self._executor.room_for_suspects, probation=True)
         want = self._want()
         if want <= 0 or not (self._lanes or self._parked):
-            return False
+            return apart > 0
         took = 0
         if self._parked:
             took += await self._claim_parked(want)
@@ -124,7 +128,7 @@ class Claimer:
         plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split(lanes, want - took)]
         if plan:
             took += await self._claim(plan)
-        return took > 0
+        return took + apart > 0
 
     async def _claim(self, plan: list[tuple[int, int]]) -> int:
         lanes, limits = [lane for lane, _ in plan], [limit for _, limit in plan]
@@ -156,12 +160,18 @@ class Claimer:
         self._deliver(claims)
         return len(claims)
 
-    async def _claim_parked(self, want: int) -> int:
-        self._parked = False
+    async def _claim_parked(self, want: int, *, probation: bool = False) -> int:
+        if probation:
+            self._probation = False
+        else:
+            self._parked = False
         lanes = [queue * LANES_PER_QUEUE + place for queue in self._survey.names if self._serves(queue) for place in range(4)]
-        claims = await self._gateway.claim_parked(self._tasks, lanes, min(want, LARGEST_CLAIM), self._node.id, self._survey.names)
-        if len(claims) == min(want, LARGEST_CLAIM):
-            self._parked = True
+        node, limit = self._node.id, min(want, LARGEST_CLAIM)
+        claims = await self._gateway.claim_parked(self._tasks, lanes, limit, node, self._survey.names, probation=probation)
+        if node != self._node.id:
+            return 0  # as with lanes: they were claimed by an incarnation that has been declared dead
+        if len(claims) == limit:
+            self._parked, self._probation = self._parked or not probation, self._probation or probation
         self._deliver(claims)
         return len(claims)
 
@@ -178,6 +188,7 @@ class Claimer:
         heard = self._lanes | survey.lanes
         self._lanes = {lane for lane in heard if self._serves(queue_of(lane))}
         self._parked = self._parked or any(self._serves(queue) for queue in survey.parked)
+        self._probation = self._probation or any(self._serves(queue) for queue in survey.probation)
         self._give_back_surplus()
         self._executor.give_back({survey.names[queue] for queue in survey.paused})
         if now < self._doubt_until:
@@ -210,7 +221,7 @@ class Claimer:
         executor.hungry_below = stock // 2
         if waiting and waiting >= stock // 2:
             return 0
-        return executor.concurrency + stock - waiting - len(executor.active)
+        return executor.concurrency + stock - waiting - executor.busy
 
     def _measure(self) -> None:
         """Runs taken a second: up at once, down by and by."""

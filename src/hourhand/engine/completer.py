@@ -91,7 +91,7 @@ class Completer:
         batch.started.append(started)
         batch.finished.append(finished)
         batch.results.append(result)
-        if claim.options is not None:
+        if claim.alone:
             self._note(claim)
         if not self._wake.is_set():
             self._wake.set()
@@ -122,11 +122,12 @@ class Completer:
         self._wake.set()
 
     def _note(self, claim: Claim) -> None:
-        if claim.options is not None and "overlap" in claim.options:
+        if claim.alone:
             self._batch.alone.add(claim.run_number)
 
     def hand_back(self, claim: Claim) -> None:
         self._batch.returns.append((claim.run_number, claim.token))
+        self._note(claim)
         self._wake.set()
 
     def park(self, claim: Claim) -> None:
@@ -199,8 +200,7 @@ class Completer:
             self._count(*await self._in_parts(self._bury, batch, "deaths"), again, worker)
             batch.deaths = []
         if batch.returns:
-            runs, tokens = _columns(batch.returns)
-            self._count(runs, await gateway.hand_back(worker, runs, tokens), again, worker, 0)
+            self._count(*await self._in_parts(self._hand_back, batch, "returns"), again, worker, 0)
             batch.returns = []
         if batch.strangers:
             runs, tokens = _columns(batch.strangers)
@@ -271,6 +271,9 @@ class Completer:
 
     async def _bury(self, worker: int, rows: list[Any]) -> list[int]:
         return await self._gateway.bury(worker, *_columns(rows))
+
+    async def _hand_back(self, worker: int, rows: list[Any]) -> list[int]:
+        return await self._gateway.hand_back(worker, *_columns(rows))
 
     async def _one_by_one(self, write: Write, worker: int, rows: list[Any]) -> list[int]:
         """All at once; if PostgreSQL cannot store somebody's error text, each by itself, without it if need be."""

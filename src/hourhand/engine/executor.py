@@ -1,5 +1,8 @@
 """Runs the handlers: N slots, each a long-lived asyncio task that takes runs from a local deque.
 
+A few more slots serve the runs on probation, whose last worker died: each runs in a child process, and healthy runs neither
+wait for them nor share a process with them.
+
 What survives a crash: nothing here needs to. A run that was taken but not finished is still in
 `running`, under a claim that recovery will break.
 """
@@ -7,90 +10,85 @@ What survives a crash: nothing here needs to. A run that was taken but not finis
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
-from random import Random
 from typing import Any
 
-import msgspec
 import structlog
 
-from hourhand.core import failure, ids
+from hourhand.core import ids
 from hourhand.core.context import Context
-from hourhand.core.errors import Cancelled, HandlerTimeout, InvalidPayload, PermanentFailure
-from hourhand.core.payload import check_report, dump
+from hourhand.core.payload import check_report
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
-from hourhand.core.task import TaskDefinition
+from hourhand.engine.caller import Active, Caller, Handler
 from hourhand.engine.completer import Completer
+from hourhand.engine.delivery import AT_LEAST_ONCE
 from hourhand.engine.isolation import Children
 from hourhand.engine.node import Node
+from hourhand.engine.settler import Settler, max_attempts
 from hourhand.engine.threads import Threads
+from hourhand.storage.database import Database
 from hourhand.storage.queue import Claim
-from hourhand.targets.python import Call, direct_call
 
 log = structlog.get_logger("hourhand.executor")
+PROBATION_SLOTS = 4
 _YIELD_EVERY = 32
-_MISHAP_DELAY = 30.0
 
 
-class Handler:
-    """A task, ready to be called here."""
+class Bench:
+    """Claimed runs that wait for a slot, and slots that wait for a run."""
 
-    __slots__ = ("call", "definition", "in_thread", "isolated")
+    def __init__(self) -> None:
+        self.deque: deque[Claim] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
-    def __init__(self, definition: TaskDefinition, registry: Registry, threads: Threads) -> None:
-        self.definition = definition
-        self.isolated = definition.isolation == "process"
-        self.in_thread = not definition.is_async and not self.isolated
-        self.call: Call = direct_call(definition, registry.middleware, threads.run)
+    def feed(self, claims: list[Claim]) -> None:
+        self.deque.extend(claims)
+        for _ in range(min(len(claims), len(self._waiters))):
+            self._wake_one()
 
+    def wake_all(self) -> None:
+        while self._waiters:
+            self._wake_one()
 
-class Active:
-    """A handler that is being executed, and why it was told to stop, if it was."""
+    async def wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
-    __slots__ = ("cause", "claim", "context", "in_thread", "reason", "started", "task")
-
-    def __init__(self, claim: Claim, context: Context, task: asyncio.Task[None], in_thread: bool, started: float) -> None:
-        self.claim = claim
-        self.context = context
-        self.task = task
-        self.in_thread = in_thread
-        self.started = started
-        self.cause: str | None = None
-        self.reason: str | None = None
-
-    def stop(self, cause: str, reason: str | None = None) -> None:
-        if self.cause is not None:
-            return
-        self.context._watch().set()
-        self.reason = reason
-        if cause == "cancelled" and self.in_thread:
-            return  # it can only be told; it ends when it looks
-        self.cause = cause
-        self.task.cancel()
+    def _wake_one(self) -> None:
+        waiter = self._waiters.pop()
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 class Executor:
     def __init__(
-        self, registry: Registry, node: Node, completer: Completer, settings: Settings, reference: str | None, concurrency: int
+        self, registry: Registry, node: Node, completer: Completer, database: Database, reference: str | None, concurrency: int
     ) -> None:
+        settings = database.settings
         self._registry = registry
         self._node = node
         self._completer = completer
-        self._settings = settings
+        self._settings: Settings = settings
         self._threads = Threads()
-        self._children = Children(reference, settings.environment())
-        self._rng = Random()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._children = Children(reference, settings, self._report)
+        self._caller = Caller(database, settings, self._threads, self._children)
+        self._settler = Settler(node, completer, settings)
         self._slots: list[asyncio.Task[None]] = []
         self._stopping = False
         self._unknown: set[str] = set()
+        self._healthy, self._suspects = Bench(), Bench()
         self.handlers = {name: Handler(one, registry, self._threads) for name, one in registry.tasks.items()}
         self.concurrency = concurrency
-        self.deque: deque[Claim] = deque()
+        self.deque = self._healthy.deque
         self.active: dict[int, Active] = {}
+        self._on_probation = 0
+        self.left_behind = 0
+        """Handlers that ignored their cancellation and are still there."""
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """A slot ended by itself: a fault of ours, and the process must say so."""
         self.taken = 0
         self.progress: dict[int, dict[str, Any]] = {}
         self.on_hungry: Callable[[], None] = lambda: None
@@ -100,56 +98,80 @@ class Executor:
     def slots(self) -> list[asyncio.Task[None]]:
         return self._slots
 
+    @property
+    def room_for_suspects(self) -> int:
+        return min(PROBATION_SLOTS, self.concurrency) - len(self._suspects.deque) - self._on_probation
+
+    @property
+    def busy(self) -> int:
+        """Slots for healthy runs that have one."""
+        return len(self.active) - self._on_probation
+
     def start(self) -> None:
-        self._slots = [asyncio.create_task(self._slot(), name=f"slot-{n}") for n in range(self.concurrency)]
+        for _ in range(self.concurrency):
+            self._start_slot(self._healthy)
+        for _ in range(min(PROBATION_SLOTS, self.concurrency)):
+            self._start_slot(self._suspects)
+
+    def _start_slot(self, bench: Bench) -> None:
+        slot = asyncio.create_task(self._slot(bench), name=f"slot-{len(self._slots)}")
+        slot.add_done_callback(self._slot_ended)
+        self._slots.append(slot)
+
+    def _slot_ended(self, slot: asyncio.Task[None]) -> None:
+        if slot.cancelled() or slot.exception() is None or self.broken.done():
+            return
+        self.broken.set_exception(slot.exception() or RuntimeError("a slot ended"))
 
     def feed(self, claims: list[Claim]) -> None:
-        self.deque.extend(claims)
-        for _ in range(min(len(claims), len(self._waiters))):
-            waiter = self._waiters.pop()
-            if not waiter.done():
-                waiter.set_result(None)
+        if any(one.crashes for one in claims):
+            self._suspects.feed([one for one in claims if one.crashes])
+            claims = [one for one in claims if not one.crashes]
+        self._healthy.feed(claims)
 
     def wake_all(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.pop()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._healthy.wake_all()
+        self._suspects.wake_all()
 
     def known(self) -> list[int]:
-        return [*(claim.run_number for claim in self.deque), *self.active]
+        return [*(claim.run_number for bench in (self._healthy, self._suspects) for claim in bench.deque), *self.active]
 
     def cancel(self, run: int, reason: str | None = None) -> None:
-        """Somebody asked this run to stop. In the deque it ends at once; running, it is told."""
+        """Somebody asked this run to stop. In a deque it ends at once; running, it is told."""
         active = self.active.get(run)
         if active is not None:
-            active.stop("cancelled", reason)
+            self._stop(active, "cancelled", reason)
             return
-        for claim in self.deque:
-            if claim.run_number == run:
-                self.deque.remove(claim)
-                self._completer.end(claim, "cancelled", self._node.clock.now(), reason=reason or "cancelled", errors=claim.errors)
-                return
+        for bench in (self._healthy, self._suspects):
+            for claim in bench.deque:
+                if claim.run_number == run:
+                    bench.deque.remove(claim)
+                    why = reason or "cancelled"
+                    self._completer.end(claim, "cancelled", self._node.clock.now(), reason=why, errors=claim.errors)
+                    return
 
     def forsake(self) -> int:
         """Every claim is lost: drop what waits, stop what runs, write nothing."""
-        lost = len(self.deque) + len(self.active)
-        self.deque.clear()
+        lost = len(self.known())
+        self._healthy.deque.clear()
+        self._suspects.deque.clear()
         for active in list(self.active.values()):
-            active.stop("lost")
+            self._stop(active, "lost")
         return lost
 
     def give_back(self, queues: Collection[str]) -> None:
         """What waits here for a queue that was paused meanwhile."""
-        for claim in [one for one in self.deque if one.queue in queues]:
-            self.deque.remove(claim)
-            self._completer.hand_back(claim)
+        for bench in (self._healthy, self._suspects):
+            for claim in [one for one in bench.deque if one.queue in queues]:
+                bench.deque.remove(claim)
+                self._completer.hand_back(claim)
 
     async def stop(self, finish_within: Callable[[], float]) -> None:
         """Hand back what has not started, wait for the rest, hand back what does not end in time."""
         self._stopping = True
-        while self.deque:
-            self._completer.hand_back(self.deque.pop())
+        for bench in (self._healthy, self._suspects):
+            while bench.deque:
+                self._completer.hand_back(bench.deque.pop())
         self.wake_all()
         pending = set(self._slots)
         while pending and finish_within() > 0:
@@ -161,43 +183,43 @@ class Executor:
         for active in list(self.active.values()):
             # It swallowed its cancellation. The process is about to end; its run goes to another.
             log.warning("run.ignores_cancellation", run=ids.run_id(active.claim.run_number), task=active.claim.task)
-            self._completer.hand_back(active.claim)
+            self._settler.hand_back(active, "its worker was stopped, and it ignored its cancellation")
+            self.left_behind += 1
         for slot in pending:
             slot.cancel()
         self._threads.close()
         await self._children.close()
+        await self._caller.close()
 
-    async def _slot(self) -> None:
+    async def _slot(self, bench: Bench) -> None:
         me = asyncio.current_task()
         assert me is not None
         spins = 0
         while not self._stopping:
-            if not self.deque or self._node.lease_deadline < self._node.clock.monotonic():
-                await self._wait()
+            if not bench.deque or self._node.lease_deadline < self._node.clock.monotonic():
+                self.on_hungry()
+                await bench.wait()
                 continue
-            claim = self.deque.popleft()
-            if len(self.deque) < self.hungry_below:
+            claim = bench.deque.popleft()
+            if len(self.deque) < self.hungry_below or bench is self._suspects:
                 self.on_hungry()
             self.taken += 1
+            active = None
             try:
                 handler = self.handlers.get(claim.task)
                 if handler is None:
                     self._stranger(claim)
                 elif (active := self._admit(claim, handler, me)) is not None:
-                    await self._execute(active, handler)
+                    await self._execute(active)
+                    if active.left_behind:
+                        return  # another slot has taken this one's place
             except Exception as error:
                 # Whatever it is, the slot goes on, and the run is not left in limbo.
-                self._mishap(claim, error)
+                self._settler.mishap(claim, error, active)
             # A handler that never really waits would keep the loop from everything else.
             spins += 1
             if not spins % _YIELD_EVERY:
                 await asyncio.sleep(0)
-
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self.on_hungry()
-        await waiter
 
     def _admit(self, claim: Claim, handler: Handler, me: asyncio.Task[None]) -> Active | None:
         """What is decided before the handler starts."""
@@ -208,137 +230,77 @@ class Executor:
                 reason=f"expired at {claim.expires_at.isoformat()} before {'its next attempt' if claim.attempt else 'a worker could start it'}",
             )  # fmt: skip
             return None
-        if claim.attempt >= self._max_attempts(claim, handler.definition):
+        if claim.attempt >= max_attempts(claim, handler.definition):
             self._completer.bury(claim, None, claim.errors, "no attempt is left for it")
             return None
         context = Context(
             claim.run_number, claim.job_number, claim.task, claim.scheduled_at, claim.attempt + 1, claim,
-            self._report, self._registry.state,
+            self._report, self._registry.state, self._caller.office,
         )  # fmt: skip
-        active = Active(claim, context, me, handler.in_thread and not claim.crashes, now)
+        # A run that comes from a dead process runs apart, so that if it was the culprit, it harms only itself this time.
+        apart = handler.isolated or (claim.crashes > 0 and self._children.possible)
+        active = Active(claim, context, handler, me, now, apart)
+        before = self.active.get(claim.run_number)
+        if before is not None:
+            self._forget(before)
         self.active[claim.run_number] = active
+        self._on_probation += claim.crashes > 0
         return active
 
-    async def _execute(self, active: Active, handler: Handler) -> None:
-        claim, definition = active.claim, handler.definition
-        timeout = definition.timeout
-        if claim.options is not None:
-            timeout = claim.options.get("timeout", timeout)
-        timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, active.stop, "timeout")
-        result, error = None, None
+    async def _execute(self, active: Active) -> None:
+        timer, result, error = None, None, None
         try:
-            # A run that comes from a dead process runs apart, so that if it was the culprit, it harms
-            # only itself this time.
-            if handler.isolated or (claim.crashes and self._children.possible):
-                result = await self._children.run(claim, active.context.attempt, self._report)
-            else:
-                result = await handler.call(active.context, claim.payload)
+            if active.delivery != AT_LEAST_ONCE:
+                result = await self._caller.admit(active)
+            if result is None:
+                if active.timeout is not None:
+                    timer = asyncio.get_running_loop().call_later(active.timeout, self._stop, active, "timeout")
+                result = await self._caller.call(active)
         except BaseException as raised:
             error = raised
         finally:
             if timer is not None:
                 timer.cancel()
-            # After a rebirth the same run may be here a second time, under its new claim.
-            if self.active.get(claim.run_number) is active:
-                del self.active[claim.run_number]
+            self._forget(active)
+        if active.left_behind:
+            self.left_behind -= 1
+            log.info(
+                "run.came_back", run=active.context.run_id, task=active.claim.task, meaning="a handler that was left behind ended"
+            )
+            return
         if active.cause is not None:
             active.task.uncancel()
         elif isinstance(error, asyncio.CancelledError) and active.task.cancelling():
-            self._completer.hand_back(claim)
+            self._settler.hand_back(active, "its worker was stopped before it ended")
             raise error
-        self._settle(active, definition, timeout, result, error)
+        self._settler.settle(active, result, error)
 
-    def _settle(
-        self, active: Active, definition: TaskDefinition, timeout: float | None, result: Any, error: BaseException | None
-    ) -> None:
-        """What becomes of the run: why it was stopped, if it was, outweighs how it ended."""
-        claim, cause = active.claim, active.cause
-        if cause == "lost":
-            log.warning("run.abandoned", run=active.context.run_id, task=claim.task, meaning="its claim was lost")
-        elif error is None:
-            self._succeeded(active, definition, result)
-        elif cause == "shutdown":
-            self._completer.hand_back(claim)
-        elif cause == "timeout":
-            self._timed_out(active, definition, timeout)
-        elif cause == "cancelled" or isinstance(error, Cancelled):
-            self._completer.end(
-                claim, "cancelled", self._node.clock.now(), started=active.started, errors=claim.errors,
-                reason=active.reason or "cancelled",
-            )  # fmt: skip
-        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
-            self._failed(active, definition, RuntimeError(f"the handler raised {error!r}"))
-        else:
-            self._failed(active, definition, error)
+    def _forget(self, active: Active) -> bool:
+        # After a rebirth the same run may be here a second time, under its new claim.
+        if self.active.get(active.claim.run_number) is not active:
+            return False
+        del self.active[active.claim.run_number]
+        self._on_probation -= active.claim.crashes > 0
+        return True
 
-    def _succeeded(self, active: Active, definition: TaskDefinition, result: Any) -> None:
-        text, remark = None, None
-        if result is not None:
-            text, remark = self._result(active, result)
-        if remark is not None and _passes_on(active.claim):
-            error = PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
-            self._failed(active, definition, error)
+    def _stop(self, active: Active, cause: str, reason: str | None = None) -> None:
+        if active.stop(cause, reason):
+            asyncio.get_running_loop().call_later(self._settings.cancel_grace, self._leave_behind, active)
+
+    def _leave_behind(self, active: Active) -> None:
+        """It ignores its cancellation: it is given up as it stands, and another slot takes the place of the one it sits in."""
+        if active.closing or self._stopping or not self._forget(active):
             return
-        now = self._node.clock.now()
-        if remark is None and active.claim.errors is None:
-            self._completer.succeed(active.claim, active.started, now, text)
-        else:
-            self._completer.end(
-                active.claim, "succeeded", now, started=active.started, result=text, reason=remark, errors=active.claim.errors
-            )
-
-    def _result(self, active: Active, result: Any) -> tuple[str | None, str | None]:
-        try:
-            encoded = bytes(result) if isinstance(result, msgspec.Raw) else dump(result, "the result")
-        except InvalidPayload as error:
-            log.warning("run.result_not_kept", run=active.context.run_id, task=active.claim.task, error=str(error))
-            return None, f"result not kept: {error}"
-        if len(encoded) > self._settings.max_result:
-            return None, f"result not kept: {len(encoded):,} bytes, over the limit of {self._settings.max_result:,}"
-        if b"\\u0000" in encoded:
-            return None, "result not kept: it contains a NUL character, which PostgreSQL cannot store"
-        return encoded.decode(), None
-
-    def _timed_out(self, active: Active, definition: TaskDefinition, timeout: float | None) -> None:
-        message = f"ran longer than its timeout of {timeout:g} s"
-        if active.in_thread:
-            message += "; the thread cannot be killed and was left behind"
-        self._failed(active, definition, HandlerTimeout(message))
-        if active.in_thread:
-            log.warning("run.thread_abandoned", run=active.context.run_id, task=active.claim.task, timeout=timeout)
-
-    def _mishap(self, claim: Claim, error: Exception) -> None:
-        """A fault of our own around a run. It is tried again later, and not for ever."""
-        at = self._node.clock.instant().isoformat()
-        errors = failure.append(claim.errors, failure.describe(error, claim.attempt + 1, at, self._node.name))
-        self._completer.retry(claim, _MISHAP_DELAY, self._node.clock.now(), errors)
-        with contextlib.suppress(Exception):
-            log.error("run.mishap", run=ids.run_id(claim.run_number), task=claim.task, error=repr(error))
-
-    def _failed(self, active: Active, definition: TaskDefinition, error: BaseException) -> None:
-        claim, attempt = active.claim, active.context.attempt
-        at = self._node.clock.instant().isoformat()
-        errors = failure.append(claim.errors, failure.describe(error, attempt, at, self._node.name))
-        limit = self._max_attempts(claim, definition)
-        try:
-            delay = definition.retry.next_delay(error, attempt, self._rng, limit)
-        except Exception as bad:  # the user's own backoff function
-            log.error("retry.backoff_failed", task=claim.task, error=repr(bad), meaning="waiting the cap instead")
-            delay = definition.retry.cap
-        event = log.bind(run=active.context.run_id, task=claim.task, attempt=attempt, error=errors[-1]["type"])
-        if delay is None:
-            reason = f"gave up after {attempt} of {limit} attempts" if attempt >= limit else "not worth another attempt"
-            self._completer.bury(claim, active.started, errors, f"{reason}: {errors[-1]['type']}")
-            event.error("run.dead", message=errors[-1]["message"], reason=reason)
-        else:
-            self._completer.retry(claim, delay, active.started, errors)
-            event.warning("run.failed", message=errors[-1]["message"], retry_in=round(delay, 2))
-
-    @staticmethod
-    def _max_attempts(claim: Claim, definition: TaskDefinition) -> int:
-        if claim.options is not None and "max_attempts" in claim.options:
-            return int(claim.options["max_attempts"])
-        return definition.retry.max_attempts
+        active.left_behind = True
+        self.left_behind += 1
+        log.error("run.ignores_cancellation", run=active.context.run_id, task=active.claim.task,
+                  meaning="it was left behind and may still be doing things; its claim is given up")  # fmt: skip
+        if active.transaction is not None:
+            active.closing = True
+            self._undoing = asyncio.create_task(active.transaction.undo())
+        self._settler.settle(active, None, asyncio.CancelledError())
+        self._slots.remove(active.task)
+        self._start_slot(self._suspects if active.claim.crashes else self._healthy)
 
     def _stranger(self, claim: Claim) -> None:
         self._completer.park(claim)
@@ -350,8 +312,3 @@ class Executor:
     def _report(self, run: int, data: dict[str, Any]) -> None:
         check_report(data)
         self.progress[run] = {**self.progress.get(run, {}), **data}
-
-
-def _passes_on(claim: Claim) -> bool:
-    """Whether another run will be given this one's result."""
-    return claim.options is not None and bool(claim.options.get("then", {}).get("result"))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from hourhand.core.context import Context
 from hourhand.core.errors import (
     Cancelled,
     ConfigurationError,
@@ -26,6 +27,10 @@ from hourhand.core.errors import (
     ProcessDied,
     RetryAfter,
 )  # fmt: skip
+from hourhand.core.payload import Unkept
+from hourhand.core.settings import Settings
+from hourhand.core.task import TaskDefinition
+from hourhand.engine.delivery import RECORDED, REPEATED, Recorded
 from hourhand.storage.queue import Claim
 
 log = structlog.get_logger("hourhand.isolation")
@@ -90,27 +95,34 @@ class Child:
 class Children:
     """Idle children, kept warm; at most as many as there are slots, since each slot uses one at a time."""
 
-    def __init__(self, reference: str | None, environment: dict[str, str]) -> None:
+    def __init__(self, reference: str | None, settings: Settings, report: Callable[[int, Any], None]) -> None:
         self._reference = reference
-        self._environment = environment
+        self._settings = settings
+        self._report = report
         self.possible = reference is not None
         self._idle: list[Child] = []
 
-    async def run(self, claim: Claim, attempt: int, report: Callable[[int, Any], None]) -> Any:
+    async def run(self, claim: Claim, context: Context, started: float, definition: TaskDefinition, delivery: str) -> Any:
+        """The handler's result as JSON; for an exactly-once run, the word that its end is on record."""
         child = await self._take()
         try:
             child.send(
                 {
                     "run": claim.run_number, "job": claim.job_number, "task": claim.task, "payload": claim.payload,
-                    "scheduled_at": claim.scheduled_at, "attempt": attempt, "queue": claim.queue, "tags": claim.tags,
+                    "scheduled_at": claim.scheduled_at, "attempt": context.attempt, "queue": claim.queue, "tags": claim.tags,
+                    "token": claim.token, "worker": claim.worker, "options": claim.options, "delivery": delivery,
+                    "started": started, "memory": definition.max_memory or self._settings.child_memory,
                 }
             )  # fmt: skip
             while True:
                 message = await child.receive()
                 if "progress" in message:
-                    report(claim.run_number, message["progress"])
+                    self._report(claim.run_number, message["progress"])
                     continue
-                self._idle.append(child)
+                if message.get("spent"):
+                    await child.kill()
+                else:
+                    self._idle.append(child)
                 return _outcome(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await child.kill()
@@ -131,7 +143,7 @@ class Children:
                 "a child process has to import the app, and this one has no importable name: define it at the top "
                 "level of a module, or start the worker with --app module:name"
             )
-        return await Child.spawn(self._reference, self._environment)
+        return await Child.spawn(self._reference, self._settings.environment())
 
     async def close(self) -> None:
         children, self._idle = self._idle, []
@@ -140,8 +152,10 @@ class Children:
 
 
 def _outcome(message: dict[str, Any]) -> Any:
+    if "recorded" in message:
+        return RECORDED if message["recorded"] else Recorded(REPEATED)
     if "error" not in message:
-        return msgspec.Raw(message["result"].encode()) if message["result"] is not None else None
+        return Unkept(message["remark"]) if message["remark"] else message["result"] and msgspec.Raw(message["result"].encode())
     error = message["error"]
     if error["special"] == "RetryAfter":
         raise RetryAfter(error["delay"], error["message"])

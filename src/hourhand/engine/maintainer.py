@@ -16,6 +16,7 @@ import contextlib
 
 import structlog
 
+from hourhand.core import ids
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
@@ -44,6 +45,7 @@ class Maintainer:
         self._partitions_at = 0.0
         self._wake = asyncio.Event()
         self._held = False
+        self._pointed_out: dict[int, float] = {}
         self.recovered = 0
         self.declared = 0
 
@@ -108,11 +110,13 @@ class Maintainer:
         return sorted({*silent, *gone} - {self._node.id})
 
     async def _recover(self) -> None:
-        recovered, cancelled, buried = await self._gateway.recover(MOST_CRASHES)
+        recovered, cancelled, buried, lost = await self._gateway.recover(MOST_CRASHES)
         self.recovered += recovered
         if recovered or cancelled or buried:
             log.warning("runs.recovered", runs=recovered, cancelled=cancelled, dead=buried,
-                        meaning="their worker died; they run again")  # fmt: skip
+                        meaning="their worker died; they run again, on probation")  # fmt: skip
+        if lost:
+            log.error("runs.lost", runs=lost, meaning="at-most-once runs whose worker died after they had begun")
 
     async def _tidy(self) -> None:
         now = Clock.monotonic()
@@ -125,8 +129,18 @@ class Maintainer:
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_EVERY
             await self._gateway.tidy()
+            await self._point_out()
             await self.collect()
             await self.forget()
+
+    async def _point_out(self) -> None:
+        """Runs that go on far too long while their worker lives: nobody else would notice."""
+        for run, task, node, seconds, _, _ in await self._gateway.stuck_runs():
+            if run not in self._pointed_out:
+                log.warning("run.stuck", run=ids.run_id(run), task=task, node=node, seconds=round(seconds),
+                            meaning="far beyond its timeout, or beyond what its task usually takes")  # fmt: skip
+            self._pointed_out[run] = Clock.monotonic()
+        self._pointed_out = {run: at for run, at in self._pointed_out.items() if Clock.monotonic() - at < 3 * TIDY_EVERY}
 
     async def collect(self) -> None:
         """One-off jobs that have run, and schedules that no job has any more."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from hourhand.core.errors import ConfigurationError
 from hourhand.core.registry import Registry
-from hourhand.core.settings import settings_from
+from hourhand.core.settings import Settings, settings_from
 
 
 def load_app(reference: str) -> Any:
@@ -36,13 +36,12 @@ def load_app(reference: str) -> Any:
     return app
 
 
-def load_registry(reference: str, environment: Mapping[str, str]) -> Registry:
+def load_registry(reference: str, environment: Mapping[str, str]) -> tuple[Registry, Settings]:
     """In a child process: the app as its parent has configured it."""
     app = load_app(reference)
     given = settings_from(environment)
     app.configure(database_url=given.database_url, data=given.data, schema=given.schema)
-    registry: Registry = app.registry
-    return registry
+    return app.registry, given
 
 
 def _import(name: str, reference: str) -> ModuleType:

@@ -22,12 +22,14 @@ from hourhand.engine.executor import Executor
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
 from hourhand.engine.reference import find_reference
+from hourhand.engine.watchdog import Watchdog
 from hourhand.storage.database import Database
 from hourhand.storage.nodes import MaintenanceGateway
 from hourhand.storage.queue import queue_gateway
 from hourhand.targets.python import run_hooks
 
 log = structlog.get_logger("hourhand.worker")
+FACTS_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class WorkerOptions:
     """How a child process imports the app; found by itself when the app is in a module."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Shown with the node: which app, and which version of its declarations."""
+    may_exit: bool = False
+    """Whether the process is nothing but this worker, so that it may end where nothing else helps."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 10_000:
@@ -66,12 +70,14 @@ class Worker:
         self.node = Node(database, settings, "worker", info)
         self.completer = Completer(queue_gateway(database, "completer", LOCK_TIMEOUT), 0)
         reference = options.reference or find_reference(registry)
-        self.executor = Executor(registry, self.node, self.completer, settings, reference, options.concurrency)
+        self.executor = Executor(registry, self.node, self.completer, database, reference, options.concurrency)
         self.claimer = Claimer(
             queue_gateway(database, "claimer"), self.node, self.executor, self.completer, settings, options.queues
         )
         self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
         self._reporter = queue_gateway(database, "reporter")
+        self.watchdog = Watchdog(self.executor.active, settings.loop_limit, may_exit=options.may_exit)
+        self._known = False
         self.started = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -104,6 +110,7 @@ class Worker:
                 tasks=len(self._registry.tasks), database=self._describe(),
             )  # fmt: skip
             self.executor.start()
+            self.watchdog.start()
             services: dict[str, Any] = {
                 "node": self.node.run(), "completer": self.completer.run(), "claimer": self.claimer.run(),
                 "maintainer": self.maintainer.run(), "reporter": self._report(),
@@ -129,7 +136,7 @@ class Worker:
 
     async def _until_stopped(self) -> None:
         asked = asyncio.create_task(self._stop_asked.wait())
-        watched = [asked, *self._tasks, *self.executor.slots]
+        watched: list[asyncio.Future[Any]] = [asked, *self._tasks, self.executor.broken]
         done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
         for task in done - {asked}:
@@ -137,6 +144,7 @@ class Worker:
             await task
 
     async def _shut_down(self) -> None:
+        self.watchdog.stop()
         deadline = self._deadline if self._deadline is not None else 0.0
         self.claimer.stopping = True
         self.claimer.forget()
@@ -184,7 +192,11 @@ class Worker:
         self.executor.wake_all()
 
     async def _report(self) -> None:
+        facts_at = 0.0
         while True:
+            if Clock.monotonic() >= facts_at:
+                facts_at = Clock.monotonic() + FACTS_EVERY
+                await self._report_facts()
             await asyncio.sleep(1.0)
             if not self.executor.progress:
                 continue
@@ -196,6 +208,16 @@ class Worker:
                 self.executor.progress = {**reports, **self.executor.progress}
             except StatementRefused as error:
                 log.warning("progress.refused", error=str(error))
+
+    async def _report_facts(self) -> None:
+        """What runs of each task usually take: what is far beyond that is stuck."""
+        facts = [handler.facts() for handler in self.executor.handlers.values() if handler.runs or not self._known]
+        self._known = True
+        try:
+            if facts:
+                await self._reporter.report_tasks(facts)
+        except (DatabaseUnavailable, StatementRefused) as error:
+            log.debug("tasks.unreported", error=str(error))
 
     def _describe(self) -> str:
         return "embedded" if self._database.embedded else "HOURHAND_DATABASE_URL"

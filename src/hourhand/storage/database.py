@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar, cast
@@ -14,6 +15,7 @@ from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, EmbeddedServerError, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
 from hourhand.storage import statements
+from hourhand.storage.carriers import psycopg_pool
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import check_version, migrate
 
@@ -104,6 +106,9 @@ class Database:
         self._embedded: EmbeddedServer | None = None
         self._url = settings.database_url
         self._pool: asyncpg.Pool | None = None
+        self._work_pool: asyncpg.Pool | None = None
+        self._psycopg_pool: Any = None
+        self._making = threading.Lock()
 
     @property
     def embedded(self) -> bool:
@@ -152,12 +157,16 @@ class Database:
                 await asyncio.to_thread(self._embedded.revive)
 
     async def close(self) -> None:
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            try:
-                await asyncio.wait_for(pool.close(), 5)
-            except asyncio.TimeoutError:
-                pool.terminate()
+        pools, self._pool, self._work_pool = (self._pool, self._work_pool), None, None
+        for pool in pools:
+            if pool is not None:
+                try:
+                    await asyncio.wait_for(pool.close(), 5)
+                except asyncio.TimeoutError:
+                    pool.terminate()
+        if self._psycopg_pool is not None:
+            threaded, self._psycopg_pool = self._psycopg_pool, None
+            await asyncio.to_thread(threaded.close, 2)
         if self._embedded is not None:
             server, self._embedded = self._embedded, None
             self.shared = not await asyncio.to_thread(server.stop)
@@ -202,6 +211,27 @@ class Database:
                 server_settings={"application_name": "hourhand client", **({} if self.pooler else {"jit": "off"})},
             )
         return self._pool
+
+    async def work_pool(self) -> asyncpg.Pool:
+        """Connections for the users' own statements: none of our settings, none of our limits."""
+        if self._work_pool is None:
+            self._work_pool = await asyncpg.create_pool(
+                self._url,
+                min_size=0,
+                max_size=self.settings.transactions,
+                timeout=CONNECT_TIMEOUT,
+                statement_cache_size=0 if self.pooler else 100,
+                server_settings={"application_name": "hourhand run"},
+            )
+        return self._work_pool
+
+    def psycopg_pool(self) -> Any:
+        """The same for handlers in threads."""
+        assert self._url is not None
+        with self._making:
+            if self._psycopg_pool is None:
+                self._psycopg_pool = psycopg_pool(self._url, self.settings.transactions)
+        return self._psycopg_pool
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run a statement on some connection; for what people and clients ask."""

@@ -43,10 +43,10 @@ class MaintenanceGateway:
     async def declare_dead(self, node: int) -> bool:
         return bool(await self._link.fetch("declare_dead", node))
 
-    async def recover(self, most_crashes: int) -> tuple[int, int, int]:
-        """How many run again, ended as cancelled, and are dead after too many crashes."""
+    async def recover(self, most_crashes: int) -> tuple[int, int, int, int]:
+        """How many run again, ended as cancelled, are dead after too many crashes, and are lost."""
         row = (await self._link.fetch("recover", most_crashes))[0]
-        return row["recovered"], row["cancelled"], row["buried"]
+        return row["recovered"], row["cancelled"], row["buried"], row["lost"]
 
     async def promote(self, limit: int) -> tuple[int, float | None]:
         """How many became ready, and in how many seconds the next one is due."""
@@ -58,6 +58,10 @@ class MaintenanceGateway:
 
     async def tidy(self) -> dict[str, int]:
         return dict((await self._link.fetch("tidy"))[0])
+
+    async def stuck_runs(self) -> list[asyncpg.Record]:
+        """The run, its task, its node, and for how many seconds it has gone on."""
+        return await self._link.fetch("stuck_runs", 100)
 
     async def add_partitions(self) -> int:
         return sum(row[0] for row in await self._link.fetch("add_partitions"))

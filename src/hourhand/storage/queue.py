@@ -16,18 +16,21 @@ class Claim:
     """A claimed run. Its token is what every later write must show."""
 
     __slots__ = (
-        "attempt", "crashes", "errors", "expires_at", "job_number", "lane", "options", "payload", "queue",
-        "run_number", "scheduled_at", "seq", "tags", "task", "token",
+        "alone", "attempt", "crashes", "errors", "expires_at", "job_number", "lane", "options", "payload", "queue",
+        "run_number", "scheduled_at", "seq", "tags", "task", "token", "worker",
     )  # fmt: skip
 
-    def __init__(self, row: asyncpg.Record, queue: str) -> None:
+    def __init__(self, row: asyncpg.Record, queue: str, worker: int) -> None:
         (
             self.seq, self.run_number, self.token, self.task, self.payload, self.scheduled_at, self.attempt,
             self.crashes, self.lane, self.job_number, self.expires_at, self.tags, options, errors,
         ) = row  # fmt: skip
         self.queue = queue
+        self.worker = worker
         self.options: dict[str, Any] | None = options and msgspec.json.decode(options)
         self.errors: list[dict[str, Any]] | None = errors and msgspec.json.decode(errors)
+        self.alone = options is not None and "overlap" in self.options
+        """Its end may have to wait for somebody's open transaction: never in one statement with others."""
 
     seq: int
     run_number: int
@@ -46,13 +49,14 @@ class Claim:
 class Survey:
     """What the queues look like from an idle worker."""
 
-    __slots__ = ("lanes", "names", "parked", "paused")
+    __slots__ = ("lanes", "names", "parked", "paused", "probation")
 
     def __init__(self, rows: Sequence[asyncpg.Record]) -> None:
         self.names: dict[int, str] = {row["id"]: row["name"] for row in rows}
         self.paused = {row["id"] for row in rows if row["paused"]}
         self.lanes = {row["id"] * 4 + class_ for row in rows for class_ in row["waiting"]}
         self.parked = {row["id"] for row in rows if row["parked"]}
+        self.probation = {row["id"] for row in rows if row["probation"]}
 
 
 _LANE = 8
@@ -66,13 +70,13 @@ class QueueGateway:
 
     async def claim(self, lanes: Numbers, lows: Numbers, limits: Numbers, worker: int, names: Mapping[int, str]) -> list[Claim]:
         rows = await self._link.fetch("claim", lanes, lows, limits, worker)
-        return [Claim(row, names[row[_LANE] // 4]) for row in rows]
+        return [Claim(row, names[row[_LANE] // 4], worker) for row in rows]
 
     async def claim_parked(
-        self, tasks: Sequence[str], lanes: Sequence[int], limit: int, worker: int, names: Mapping[int, str]
+        self, tasks: Sequence[str], lanes: Sequence[int], limit: int, worker: int, names: Mapping[int, str], *, probation: bool
     ) -> list[Claim]:
-        rows = await self._link.fetch("claim_parked", tasks, lanes, limit, worker)
-        return [Claim(row, names[row[_LANE] // 4]) for row in rows]
+        rows = await self._link.fetch("claim_parked", tasks, lanes, limit, worker, probation)
+        return [Claim(row, names[row[_LANE] // 4], worker) for row in rows]
 
     async def make_queues(self, names: Sequence[str]) -> None:
         await self._link.fetch("make_queues", names)
@@ -107,6 +111,10 @@ class QueueGateway:
 
     async def report_progress(self, runs: Numbers, data: Sequence[str]) -> None:
         await self._link.fetch("report_progress", runs, data)
+
+    async def report_tasks(self, facts: Sequence[tuple[str, float | None, float, float, float]]) -> None:
+        """Each task's name, timeout, and how many runs took how long: number, mean, variance."""
+        await self._link.fetch("report_tasks", *zip(*facts, strict=True))
 
     async def notify(self, words: Sequence[str]) -> None:
         await self._link.fetch("notify", words)

@@ -27,6 +27,7 @@ from hourhand.core.task import check_name, define_task
 from hourhand.engine.scheduler import Scheduler
 from hourhand.engine.worker import Worker, WorkerOptions
 from hourhand.storage import foreign, statements
+from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
 from hourhand.storage.enqueue import EnqueueGateway, call_arguments
 from hourhand.surfaces.deployment import Deployment
@@ -97,18 +98,21 @@ class Hourhand:
     def task(
         self, function: None = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
+        delivery: str = "at_least_once", max_memory: int | str | None = None,
     ) -> TaskDecorator: ...  # fmt: skip
 
     def task(
         self, function: Any = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
+        delivery: str = "at_least_once", max_memory: int | str | None = None,
     ) -> Any:  # fmt: skip
-        """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=...)`."""
+        """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=..., delivery=...)`."""
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             definition = define_task(
-                function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation
-            )
+                function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation,
+                delivery=delivery, max_memory=max_memory,
+            )  # fmt: skip
             self.registry.add(definition)
             return Task(self, definition, EnqueueOptions())
 
@@ -189,19 +193,21 @@ class Hourhand:
         return call_arguments(task, text, queue, priority, merged), merged
 
     async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
-        if options.connection is not None:
+        connection = options.connection or await joined()
+        if connection is not None:
             await self._make_queue(arguments[2])
-            row = await foreign.fetch_async(options.connection, self._enqueue_statement, (*arguments, True))
+            row = await foreign.fetch_async(connection, self._enqueue_statement, (*arguments, True))
             number, duplicate = int(row[0]), bool(row[1])
         else:
             number, duplicate = await (await self._open()).gateway.enqueue(arguments)
         return RunHandle(self, number, duplicate)
 
     def _enqueue_sync(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
-        if options.connection is not None:
+        connection = options.connection or joined_sync()
+        if connection is not None:
             if arguments[2] not in self._queues_made:
                 self.sync(self._make_queue(arguments[2]))
-            row = foreign.fetch_sync(options.connection, self._enqueue_statement, (*arguments, True))
+            row = foreign.fetch_sync(connection, self._enqueue_statement, (*arguments, True))
             return RunHandle(self, int(row[0]), bool(row[1]))
         return self.sync(self._enqueue(arguments, options))
 

@@ -21,6 +21,7 @@ from hourhand.core.job import MISSED, JobDefinition, JobOptions, define_job, job
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.storage import foreign, statements
+from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
 from hourhand.storage.jobs import (
     BulkJobs,
@@ -68,10 +69,11 @@ class Jobs(Verbs):
 
         `schedule`: cron, `every 90s`, `in 10m`, or an ISO 8601 instant. Options: timezone, payload, queue, priority, dst,
         anchor, missed_window, max_missed, misfire_grace, overlap, flexible_window, start_at, end_at, max_runs, max_attempts,
-        timeout, tags, then. `connection`: a transaction of yours; the job exists if and only if it commits.
+        timeout, delivery, idempotency_key_template, tags, then. `connection`: a transaction of yours; the job exists if and only if it commits.
         """
         given = job_options({"task": task, "schedule": schedule, **options})
         await self._queue_number(given.queue, given.task or name)
+        connection = connection or await joined()
         return await self._add(await self._door(connection), name, given, replace, connection is not None)
 
     def add_sync(
@@ -79,6 +81,7 @@ class Jobs(Verbs):
         **options: Any,
     ) -> JobView:  # fmt: skip
         """The same for callers without an event loop."""
+        connection = connection or joined_sync()
         if connection is None:
             return self._app.sync(self.add(name, task=task, schedule=schedule, replace=replace, **options))
         given = job_options({"task": task, "schedule": schedule, **options})
@@ -98,9 +101,11 @@ class Jobs(Verbs):
     async def update(self, name: str, *, connection: Any = None, **changes: Any) -> JobView:
         """Change what is named and leave the rest. A job whose schedule stays keeps its pending firing."""
         await self._queue_number(changes.get("queue"), changes.get("task"))
+        connection = connection or await joined()
         return await self._update(await self._door(connection), name, changes, connection is not None)
 
     def update_sync(self, name: str, *, connection: Any = None, **changes: Any) -> JobView:
+        connection = connection or joined_sync()
         if connection is None:
             return self._app.sync(self.update(name, **changes))
         self._app.sync(self._queue_number(changes.get("queue"), changes.get("task")))
@@ -121,7 +126,7 @@ class Jobs(Verbs):
 
     async def delete(self, name: str, *, connection: Any = None) -> None:
         """The job goes; its runs, waiting or ended, stay."""
-        await self._delete(await self._door(connection), name)
+        await self._delete(await self._door(connection or await joined()), name)
 
     def delete_sync(self, name: str, *, connection: Any = None) -> None:
         self._now(connection, lambda door: self._delete(door, name))
@@ -203,7 +208,7 @@ class Jobs(Verbs):
 
     async def pause(self, name: str, *, connection: Any = None) -> JobView:
         """From now on it does not fire. A firing that is due at this moment still is its own."""
-        return await self._pause(await self._door(connection), name)
+        return await self._pause(await self._door(connection or await joined()), name)
 
     def pause_sync(self, name: str, *, connection: Any = None) -> JobView:
         return self._now(connection, lambda door: self._pause(door, name))
@@ -215,7 +220,7 @@ class Jobs(Verbs):
 
     async def resume(self, name: str, *, missed: str | None = None, connection: Any = None) -> Resumed:
         """It fires again. What it missed is treated by its missed-window policy, or by `missed`."""
-        return await self._resume(await self._door(connection), name, missed)
+        return await self._resume(await self._door(connection or await joined()), name, missed)
 
     def resume_sync(self, name: str, *, missed: str | None = None, connection: Any = None) -> Resumed:
         return self._now(connection, lambda door: self._resume(door, name, missed))
@@ -234,7 +239,7 @@ class Jobs(Verbs):
         self, name: str, *, payload: Mapping[str, Any] | None = None, force: bool = False, connection: Any = None
     ) -> Triggered:
         """A run here and now, besides the schedule. `force`: even if the job's overlap policy would hold or skip it."""
-        return await self._trigger(await self._door(connection), name, payload, force)
+        return await self._trigger(await self._door(connection or await joined()), name, payload, force)
 
     def trigger_sync(
         self, name: str, *, payload: Mapping[str, Any] | None = None, force: bool = False, connection: Any = None
@@ -343,6 +348,7 @@ class Jobs(Verbs):
 
     def _now(self, connection: Any, work: Callable[[Door], Coroutine[Any, Any, T]]) -> T:
         """For callers without an event loop: on the connection they gave, or on one of ours."""
+        connection = connection or joined_sync()
         if connection is not None:
             result: T = run_now(work(self._sync_door(connection)))
             return result

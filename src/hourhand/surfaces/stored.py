@@ -96,7 +96,8 @@ class StoredJob:
             missed_window=job.missed_window, max_missed=job.max_missed, misfire_grace=job.misfire_grace, overlap=job.overlap,
             flexible_window=job.flexible_window, start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs,
             fired=(self.fired or 0) if job.max_runs else None, max_attempts=options.get("max_attempts"),
-            timeout=options.get("timeout"), tags=job.tags, then=tuple(steps_of(options)), declared_by=job.declared_by,
+            timeout=options.get("timeout"), delivery=options.get("delivery"),
+            idempotency_key_template=options.get("idempotency", {}).get("template"), tags=job.tags, then=tuple(steps_of(options)), declared_by=job.declared_by,
             created_at=self.created_at, updated_at=self.updated_at, active_since=self.active_since, paused_at=self.paused_at,
             version=self.version, shard=self.shard, outcome=outcome,
         )  # fmt: skip
@@ -128,7 +129,8 @@ def changed(stored: StoredJob, changes: Mapping[str, Any], registry: Registry) -
         "queue": job.queue, "priority": job.priority, "missed_window": job.missed_window, "max_missed": job.max_missed,
         "misfire_grace": job.misfire_grace, "overlap": job.overlap, "flexible_window": job.flexible_window,
         "start_at": job.start_at, "end_at": job.end_at, "max_runs": job.max_runs, "max_attempts": options.get("max_attempts"),
-        "timeout": options.get("timeout"), "tags": job.tags,
+        "timeout": options.get("timeout"), "delivery": options.get("delivery"), "tags": job.tags,
+        "idempotency_key_template": options.get("idempotency", {}).get("template"),
     }  # fmt: skip
     if "schedule" in changes and "anchor" not in changes:
         base["anchor"] = None

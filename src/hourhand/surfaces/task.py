@@ -12,6 +12,7 @@ from hourhand.core.errors import InvalidOption
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.task import TaskDefinition
 from hourhand.storage import foreign
+from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.enqueue import call_arguments
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.views import EnqueuedRuns
@@ -44,7 +45,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Any) -> Task[P, R]:
         """The same task with enqueue options: delay, at, expires, queue, priority, key, unique_for, tags,
-        max_attempts, timeout, then, connection."""
+        max_attempts, timeout, delivery, then, connection."""
         return Task(self._app, self._definition, merge(self._options, options))
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
@@ -59,7 +60,7 @@ class Task(Generic[P, R]):
         """Enqueue many runs with one COPY: all of them, or, if one does not fit, none."""
         definition, options = self._definition, self._options
         encode = definition.codec.encode
-        connection = options.connection
+        connection = options.connection or await joined()
         if connection is not None and foreign.driver_of(connection) != "asyncpg":
             raise InvalidOption("enqueue_many copies over asyncpg; in another driver's transaction use enqueue in a loop")
         opened = await self._app._open()
@@ -70,6 +71,9 @@ class Task(Generic[P, R]):
         return EnqueuedRuns(numbers)
 
     def enqueue_many_sync(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
+        if joined_sync() is not None:
+            # In the transaction of an exactly-once run, over its own driver, which knows no COPY.
+            return EnqueuedRuns([self.enqueue_sync(**payload)._number for payload in payloads])  # type: ignore[call-arg]
         return self._app.sync(self.enqueue_many(payloads))
 
     def step(self, **payload: Any) -> Step:
@@ -81,7 +85,9 @@ class Task(Generic[P, R]):
         takes = "result" in definition.codec.names and "result" not in payload
         text = definition.codec.encode_partly(payload, ("result",) if takes else ())
         if options.key is not None or options.at is not None or options.connection is not None or options.expires is not None:
-            raise InvalidOption("a step of a chain can have queue, priority, delay, tags, max_attempts, timeout and then")
+            raise InvalidOption(
+                "a step of a chain can have queue, priority, delay, tags, max_attempts, timeout, delivery and then"
+            )
         return Step(
             definition.name, msgspec.json.decode(text), "result" if takes else None, options.queue or definition.queue,
             options.priority or definition.priority, options.delay.total_seconds() if options.delay else None, options.tags,

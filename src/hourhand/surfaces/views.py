@@ -145,6 +145,9 @@ class JobView:
     """How many of `max_runs` it has had."""
     max_attempts: int | None
     timeout: float | None
+    delivery: str | None
+    """None: as its task says."""
+    idempotency_key_template: str | None
     tags: tuple[str, ...]
     then: tuple[str, ...]
     """The tasks that follow a success, in order."""

@@ -18,7 +18,8 @@ SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at
 FROM hourhand.delayed WHERE run_id = $1
 UNION ALL
 SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, NULL, NULL, NULL, expires_at, NULL, key, tags,
-       payload, options, errors, NULL, NULL, 'no worker that serves its queue knows this task'
+       payload, options, errors, NULL, NULL,
+       CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker that serves its queue knows this task' END
 FROM hourhand.parked WHERE run_id = $1
 UNION ALL
 SELECT 'running', r.run_id, r.job_id, r.task, r.lane, r.attempt + 1, r.scheduled_at, r.enqueued_at, NULL, r.claimed_at, NULL, r.expires_at,
@@ -53,7 +54,8 @@ SELECT * FROM (
        AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
-    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags, 'no worker knows this task'
+    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
+            CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
      FROM hourhand.parked
      WHERE ($1::text[] IS NULL OR 'parked' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
        AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
@@ -209,7 +211,29 @@ ORDER BY n.id DESC LIMIT 200;
 
 -- name: parked_tasks
 SELECT p.task, q.name AS queue, count(*) AS runs, min(p.parked_at) AS since
-FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4 GROUP BY p.task, q.name ORDER BY p.task, q.name;
+FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4 WHERE p.crashes = 0 GROUP BY p.task, q.name ORDER BY p.task, q.name;
+
+-- name: stuck_runs
+-- Runs whose worker lives, but which go on although their timeout is over, or for ten times as long as runs of their task
+-- take at most (as a rule: the mean and three deviations, of twenty or more). Below a minute nothing is called stuck.
+SELECT * FROM (
+    SELECT r.run_id, r.task, r.worker_id AS node, extract(epoch FROM clock_timestamp() - coalesce(r.begun_at, r.claimed_at))::float8 AS seconds,
+           coalesce((r.options->>'timeout')::float8, t.timeout) AS timeout,
+           CASE WHEN t.weight >= 20 THEN t.mean + 3 * sqrt(t.variance) END AS usual
+    FROM hourhand.nodes n
+    JOIN hourhand.running r ON r.worker_id = n.id
+    LEFT JOIN hourhand.tasks t ON t.name = r.task
+    WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()) AS going
+WHERE seconds > least(timeout + 60, greatest(60, 10 * usual))
+ORDER BY seconds DESC LIMIT $1;
+
+-- name: lost_runs
+-- At-most-once runs that were cut off within the last $1 seconds, the latest first; at most $2.
+SELECT run_id, task, reason, finished_at FROM hourhand.runs
+WHERE outcome = 'lost' AND finished_at > clock_timestamp() - make_interval(secs => $1) ORDER BY finished_at DESC LIMIT $2;
+
+-- name: runs_on_probation
+SELECT (SELECT count(*) FROM hourhand.parked WHERE crashes > 0) + (SELECT count(*) FROM hourhand.running WHERE crashes > 0);
 
 -- name: isolation
 SELECT current_setting('transaction_isolation');

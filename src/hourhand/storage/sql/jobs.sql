@@ -126,7 +126,8 @@ SELECT * FROM (
             CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
      FROM hourhand.delayed WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
     UNION ALL
-    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags, 'no worker knows this task'
+    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
+            CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
      FROM hourhand.parked WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
     UNION ALL
     (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL
@@ -157,7 +158,8 @@ UNION ALL
 SELECT run_id, scheduled_at, 'running', claimed_at, NULL, worker_id, NULL, NULL, NULL, options->>'by_hand'
 FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
-SELECT run_id, scheduled_at, 'parked', NULL, NULL, NULL, 'no worker knows its task', NULL, NULL, options->>'by_hand'
+SELECT run_id, scheduled_at, 'parked', NULL, NULL, NULL,
+       CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows its task' END, NULL, NULL, options->>'by_hand'
 FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
 SELECT run_id, scheduled_at, 'delayed', NULL, NULL, NULL, CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END,

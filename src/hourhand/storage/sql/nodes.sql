@@ -70,10 +70,10 @@ WHERE n.id = $1 AND n.stopped_at IS NULL AND n.died_at IS NULL
 RETURNING id;
 
 -- name: recover
--- The runs of nodes that ended: back to their place, to be run on probation. A crash charges nobody an attempt:
+-- The runs of nodes that ended: set apart, to be run on probation. A crash charges nobody an attempt:
 -- most of these runs had nothing to do with it, and one that had will be charged when it kills its own child
--- process. What was held by $1 dead workers in a row is too suspicious to go on with. A run that was asked
--- to stop ends as cancelled. Nodes are looked at until they are settled, so that a claim which a dying
+-- process. What was held by $1 dead workers in a row is too suspicious to go on with. An at-most-once run that had begun is
+-- lost: nobody knows how far it came, and it must not begin again. A run that was asked to stop ends as cancelled. Nodes are looked at until they are settled, so that a claim which a dying
 -- worker's connection committed after its death was declared is found too.
 WITH lost AS (
     DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
@@ -83,37 +83,39 @@ WITH lost AS (
         WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)))
     RETURNING *),
 judged AS (
-    SELECT lost.*, c.run_id IS NOT NULL AS cancelled, c.reason, lost.crashes + 1 >= $1 AS hopeless
+    SELECT lost.*, c.reason, CASE WHEN lost.begun_at IS NOT NULL THEN 'lost' WHEN c.run_id IS NOT NULL THEN 'cancelled'
+                                  WHEN lost.crashes + 1 >= $1 THEN 'dead' ELSE 'probation' END AS verdict
     FROM lost LEFT JOIN hourhand.cancels c ON c.run_id = lost.run_id),
 stopped AS (
-    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, worker_id, lane, outcome, attempt,
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome, attempt,
                                task, payload, key, tags, options, errors, reason)
-    SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), worker_id, lane, 'cancelled', attempt,
-           task, payload, key, tags, options, errors, coalesce(reason, 'cancelled')
-    FROM judged WHERE cancelled
-    RETURNING run_id),
+    SELECT run_id, job_id, scheduled_at, enqueued_at, begun_at, clock_timestamp(), worker_id, lane, verdict::hourhand.outcome,
+           CASE WHEN begun_at IS NULL THEN attempt ELSE attempt + 1 END, task, payload, key, tags, options, errors,
+           CASE verdict WHEN 'cancelled' THEN coalesce(reason, 'cancelled')
+                        ELSE 'its worker died after it had begun; how far it came is not known' END
+    FROM judged WHERE verdict IN ('cancelled', 'lost')
+    RETURNING run_id, outcome),
 buried AS (
     INSERT INTO hourhand.dead (died_at, worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
                                payload, key, tags, options, errors, reason)
     SELECT clock_timestamp(), worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
            payload, key, tags, options, errors, format('%s workers in a row died while they held it', $1)
-    FROM judged WHERE hopeless AND NOT cancelled
+    FROM judged WHERE verdict = 'dead'
     RETURNING run_id),
-back AS (
-    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
-                                task, payload, key, tags, options, errors)
+apart AS (
+    INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                 task, payload, key, tags, options, errors)
     SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes + 1,
            task, payload, key, tags, options, errors
-    FROM judged WHERE NOT cancelled AND NOT hopeless
-    RETURNING lane, seq, run_id),
+    FROM judged WHERE verdict = 'probation'
+    RETURNING run_id, task),
 told AS (
-    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
-    FROM (SELECT lane, min(seq) AS first FROM back GROUP BY lane) AS lanes)
-SELECT (SELECT count(*) FROM back) AS recovered, (SELECT count(*) FROM stopped) AS cancelled,
-       (SELECT count(*) FROM buried) AS buried FROM told;
+    SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM apart) AS tasks)
+SELECT (SELECT count(*) FROM apart) AS recovered, (SELECT count(*) FROM stopped WHERE outcome = 'cancelled') AS cancelled,
+       (SELECT count(*) FROM buried) AS buried, (SELECT count(*) FROM stopped WHERE outcome = 'lost') AS lost FROM told;
 
 -- name: promote
--- Due runs into their lanes, at a new place; and when the next one is due.
+-- Due runs into their lanes, at a new place, those on probation apart; and when the next one is due.
 WITH due AS (
     DELETE FROM hourhand.delayed WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.delayed WHERE due_at <= now() ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
@@ -123,12 +125,20 @@ moved AS (
                                 task, payload, key, tags, options, errors)
     SELECT nextval('hourhand.run_numbers'), run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
            task, payload, key, tags, options, errors
-    FROM (SELECT * FROM due ORDER BY due_at, run_id) AS due
+    FROM (SELECT * FROM due WHERE crashes = 0 ORDER BY due_at, run_id) AS due
     RETURNING lane, seq),
+apart AS (
+    INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                 task, payload, key, tags, options, errors)
+    SELECT nextval('hourhand.run_numbers'), run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM due WHERE crashes > 0
+    RETURNING task),
 told AS (
-    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
-    FROM (SELECT lane, min(seq) AS first FROM moved GROUP BY lane) AS lanes)
-SELECT (SELECT count(*) FROM moved) AS moved,
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM moved GROUP BY lane
+        UNION ALL SELECT DISTINCT 'p:' || task FROM apart) AS words)
+SELECT (SELECT count(*) FROM due) AS moved,
        (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed
         WHERE due_at > now() AND due_at < 'infinity') AS next_in
 FROM told;
@@ -171,6 +181,12 @@ old_cancels AS (
 old_progress AS (
     DELETE FROM hourhand.progress p WHERE reported_at < now() - interval '1 minute'
         AND NOT EXISTS (SELECT FROM hourhand.running r WHERE r.run_id = p.run_id) RETURNING 1),
+old_steps AS (
+    -- A dead letter keeps its steps: replayed, it does not repeat them.
+    DELETE FROM hourhand.steps WHERE ctid = ANY (ARRAY(
+        SELECT s.ctid FROM hourhand.steps s WHERE made_at < now() - interval '1 minute'
+            AND EXISTS (SELECT FROM hourhand.runs r WHERE r.run_id = s.run_id) LIMIT 10000))
+    RETURNING 1),
 settled AS (
     UPDATE hourhand.nodes n SET settled = true
     WHERE NOT settled AND coalesce(stopped_at, died_at) < now() - interval '1 hour'
@@ -207,9 +223,13 @@ old_decisions AS (
 old_spans AS (
     DELETE FROM hourhand.spans WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.spans WHERE until < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1),
+old_effects AS (
+    DELETE FROM hourhand.effects WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.effects WHERE made_at < now() - make_interval(secs => $1) LIMIT $2))
     RETURNING 1)
 SELECT (SELECT count(*) FROM old_runs) + (SELECT count(*) FROM old_firings) + (SELECT count(*) FROM old_decisions)
-     + (SELECT count(*) FROM old_spans) AS rows;
+     + (SELECT count(*) FROM old_spans) + (SELECT count(*) FROM old_effects) AS rows;
 
 -- name: collect_jobs
 -- One-off jobs whose instant was $1 seconds ago, and whose runs have all ended; at most $2.

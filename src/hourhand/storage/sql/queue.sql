@@ -61,11 +61,11 @@ FROM picked
 RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
 
 -- name: claim_parked
--- Runs that other workers did not know, for one that does.
+-- Runs that other workers did not know, for one that does; or ($5) runs on probation, which no healthy one shares a claim with.
 WITH picked AS (
     DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.parked
-        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[])
+        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[]) AND (crashes > 0) = $5
           AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
           AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND q.paused_at IS NOT NULL)
         LIMIT $3 FOR UPDATE SKIP LOCKED))
@@ -83,7 +83,8 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused,
        ARRAY(SELECT class FROM generate_series(0, 3) AS class
              WHERE EXISTS (SELECT FROM hourhand.ready r WHERE r.lane = q.id * 4 + class)) AS waiting,
-       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id) AS parked
+       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes = 0) AS parked,
+       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes > 0) AS probation
 FROM hourhand.queues q;
 
 -- name: finish
@@ -155,8 +156,8 @@ FROM failed f JOIN unnest($2::bigint[], $4::float8[], $5::text[], $6::text[]) AS
 RETURNING run_id;
 
 -- name: hand_back
--- Claimed but not finished: to its old place in the lane, no attempt charged. One that was asked to stop
--- meanwhile ends here.
+-- Claimed but not finished: to its old place in the lane, no attempt charged; one on probation stays apart. One that was
+-- asked to stop meanwhile ends here.
 WITH returned AS (
     DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
         SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
@@ -175,12 +176,21 @@ back AS (
                                 task, payload, key, tags, options, errors)
     SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
            task, payload, key, tags, options, errors
-    FROM returned WHERE run_id NOT IN (SELECT run_id FROM hourhand.cancels)
+    FROM returned WHERE crashes = 0 AND run_id NOT IN (SELECT run_id FROM hourhand.cancels)
     RETURNING run_id, lane, seq),
+apart AS (
+    INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                 task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM returned WHERE crashes > 0 AND run_id NOT IN (SELECT run_id FROM hourhand.cancels)
+    RETURNING run_id, task),
 told AS (
-    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
-    FROM (SELECT lane, min(seq) AS first FROM back GROUP BY lane) AS lanes)
-SELECT run_id FROM back, told UNION ALL SELECT run_id FROM stopped;
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM back GROUP BY lane
+        UNION ALL SELECT DISTINCT 'p:' || task FROM apart) AS words)
+SELECT run_id FROM (SELECT run_id FROM back UNION ALL SELECT run_id FROM apart) AS returned, told
+UNION ALL SELECT run_id FROM stopped;
 
 -- name: strays
 -- Rows that a claim took whose answer never arrived: ours by name, but not among the runs $2 we know.
@@ -211,6 +221,67 @@ aside AS (
 told AS (
     SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM aside) AS tasks)
 SELECT run_id FROM aside, told UNION ALL SELECT run_id FROM stopped;
+
+-- name: begin_runs
+-- At-most-once runs are on record as begun before their handlers start. No row back: the claim is lost, and the handler must
+-- not start.
+UPDATE hourhand.running SET begun_at = clock_timestamp() WHERE ctid = ANY (ARRAY(
+    SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
+    CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                        WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+RETURNING run_id;
+
+-- name: known_effects
+-- Which of these exactly-once tokens have had their effect.
+SELECT encode(token, 'hex') AS token, result FROM hourhand.effects WHERE token = ANY ($1::bytea[]);
+
+-- name: finish_once
+-- The end of an exactly-once run, in the transaction of its own writes: its claim must still hold ($1, $2, $3), and its token
+-- ($4) must be new. The caller commits if both are so, and rolls everything back if not.
+WITH ended AS (
+    DELETE FROM hourhand.running WHERE worker_id = $1::integer AND run_id = $2::bigint AND token = $3::bigint RETURNING *),
+effect AS (
+    INSERT INTO hourhand.effects (token, run_id, result)
+    SELECT decode($4::text, 'hex'), run_id, $6::text::jsonb FROM ended
+    ON CONFLICT DO NOTHING RETURNING run_id),
+written AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
+                               attempt, task, payload, key, tags, options, errors, result, reason)
+    SELECT run_id, job_id, scheduled_at, enqueued_at, to_timestamp($5::float8), clock_timestamp(), worker_id, lane, 'succeeded',
+           attempt + 1, task, payload, key, tags, options, errors, $6::text::jsonb, $7::text
+    FROM ended WHERE run_id IN (SELECT run_id FROM effect)
+    RETURNING run_id)
+SELECT (SELECT count(*) FROM ended) AS held, (SELECT count(*) FROM effect) AS fresh, (SELECT count(*) FROM written) AS written;
+
+-- name: find_step
+SELECT result FROM hourhand.steps WHERE run_id = $1 AND name = $2;
+
+-- name: keep_step
+-- The result of a step, if the claim under which it was made still holds. Should a zombie have been quicker, its result stands:
+-- the step was done.
+WITH held AS (
+    SELECT run_id FROM hourhand.running WHERE worker_id = $1 AND run_id = $2 AND token = $3 FOR SHARE),
+kept AS (
+    INSERT INTO hourhand.steps (run_id, name, result) SELECT run_id, $4, $5::text::jsonb FROM held
+    ON CONFLICT DO NOTHING RETURNING result)
+SELECT (SELECT count(*) FROM held) AS held,
+       coalesce((SELECT result FROM kept), (SELECT result FROM hourhand.steps WHERE run_id = $2 AND name = $4)) AS result;
+
+-- name: report_tasks
+-- How long a worker's runs took since it last said so: their number, mean and variance, merged into what is known. The
+-- weight is capped, so that what is known stays young.
+INSERT INTO hourhand.tasks AS t (name, timeout, weight, mean, variance)
+SELECT name, timeout, weight, mean, variance
+FROM unnest($1::text[], $2::float8[], $3::float8[], $4::float8[], $5::float8[]) AS given (name, timeout, weight, mean, variance)
+ORDER BY name
+ON CONFLICT (name) DO UPDATE SET
+    timeout = excluded.timeout, reported_at = clock_timestamp(), weight = least(1000, t.weight + excluded.weight),
+    mean = CASE WHEN excluded.weight = 0 THEN t.mean
+                ELSE t.mean + (excluded.mean - t.mean) * excluded.weight / (t.weight + excluded.weight) END,
+    variance = CASE WHEN excluded.weight = 0 THEN t.variance
+                    ELSE (t.variance * t.weight + excluded.variance * excluded.weight
+                          + (excluded.mean - t.mean) ^ 2 * t.weight * excluded.weight / (t.weight + excluded.weight))
+                         / (t.weight + excluded.weight) END;
 
 -- name: report_progress
 INSERT INTO hourhand.progress AS p (run_id, data)

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from hourhand.core import ids
 from hourhand.core.clock import Clock
 from hourhand.core.errors import HourhandError, SchemaMismatch
 from hourhand.core.settings import Settings
@@ -26,6 +27,8 @@ WORST_SKEW = 1.0
 CROWDED = 0.8
 LONG_TRANSACTION = 60.0
 OVERDUE = 30.0
+MOST_STUCK = 1_000
+LOST_WITHIN = 86_400.0
 MANY_STRAYS = 1_000
 """The statement that counts the rows of the default partition stops there."""
 
@@ -166,6 +169,8 @@ async def _examine_work(database: Database) -> list[Check]:
         check_zones(nodes),
         check_leases(nodes),
         check_parked(parked),
+        check_stuck([dict(row) for row in await database.fetch("stuck_runs", MOST_STUCK)]),
+        check_lost([dict(row) for row in await database.fetch("lost_runs", LOST_WITHIN, MOST_STUCK)]),
         check_strays(await database.fetchval("default_partition_rows")),
         Check("queues", "ok", f"{counted}, paused: {', '.join(paused)}" if paused else f"{counted}, none paused"),
     ]
@@ -267,6 +272,29 @@ def check_parked(rows: Sequence[Facts]) -> Check:
         says = f"no worker that serves the queue has the code of: {_some(named)}. Start one that has, or cancel the runs."
         return Check("tasks", "warn", says)
     return Check("tasks", "ok", "no run is parked for want of its task's code")
+
+
+def check_stuck(rows: Sequence[Facts]) -> Check:
+    if rows:
+        named = [f"{ids.run_id(row['run_id'])} ({row['task']}, {_excess(row)}, on node {row['node']})" for row in rows]
+        says = f"take far longer than they should: {_some(named)}. Look at what they do; cancel them, or give the task a timeout."
+        return Check("stuck runs", "warn", says)
+    return Check("stuck runs", "ok", "no run takes far longer than its timeout or than usual")
+
+
+def _excess(row: Facts) -> str:
+    if row["timeout"] is not None and row["seconds"] > row["timeout"] + 60:
+        return f"for {span(row['seconds'])}, timeout {span(row['timeout'])}"
+    return f"for {span(row['seconds'])}, usually up to {span(row['usual'])}"
+
+
+def check_lost(rows: Sequence[Facts]) -> Check:
+    if rows:
+        many = f"{len(rows):,}{' or more' * (len(rows) >= MOST_STUCK)} run{'s were' if len(rows) > 1 else ' was'} lost"
+        tasks = sorted({row["task"] for row in rows})
+        says = f"{many} within a day (at most once, cut off after they had begun), of {_some(tasks)}. See hourhand runs list --state lost"
+        return Check("lost runs", "warn", says)
+    return Check("lost runs", "ok", "none within a day")
 
 
 def check_strays(rows: int) -> Check:

@@ -55,6 +55,8 @@ def add_job(
     max_runs: options.MaxRuns = None,
     max_attempts: options.MaxAttempts = None,
     timeout: options.Timeout = None,
+    delivery: options.Delivery = None,
+    idempotency_key_template: options.KeyTemplate = None,
     tag: options.Tags = None,
     then: options.Then = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change the job of this name if there is one.")] = False,
@@ -126,6 +128,12 @@ def update_job(
     no_max_attempts: Annotated[bool, typer.Option("--no-max-attempts", help="As many tries as its task says.")] = False,
     timeout: options.Timeout = None,
     no_timeout: Annotated[bool, typer.Option("--no-timeout", help="As long as its task says.")] = False,
+    delivery: options.Delivery = None,
+    no_delivery: Annotated[bool, typer.Option("--no-delivery", help="As its task says.")] = False,
+    idempotency_key_template: options.KeyTemplate = None,
+    no_idempotency_key_template: Annotated[
+        bool, typer.Option("--no-idempotency-key-template", help="A hash of job and instant again.")
+    ] = False,
     tag: options.Tags = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Its runs carry no tags.")] = False,
     then: options.Then = None,

@@ -42,6 +42,8 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     max_runs: int | UnsetType | None = UNSET
     max_attempts: int | UnsetType | None = UNSET
     timeout: float | UnsetType | None = UNSET
+    delivery: str | UnsetType | None = UNSET
+    idempotency_key_template: str | UnsetType | None = UNSET
     tags: list[str] | UnsetType = UNSET
     then: str | UnsetType | None = UNSET
 

@@ -12,6 +12,7 @@ from hourhand.core import job as definitions
 from hourhand.core.errors import InvalidOption, JobConflict
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.schedule import DST, parse_span
+from hourhand.core.task import DELIVERIES
 from hourhand.core.zones import zone_names
 from hourhand.surfaces.cli.editing import parse_payload, read_payload
 
@@ -82,6 +83,22 @@ MaxAttempts = Annotated[int | None, typer.Option("--max-attempts", help="Tries o
 Timeout = Annotated[
     str | None, typer.Option("--timeout", metavar="SECONDS", help="For each try: 90, or 5m. Default: the task's.")
 ]
+Delivery = Annotated[
+    str | None,
+    typer.Option(
+        "--delivery",
+        autocompletion=lambda: list(DELIVERIES),
+        help=f"One of {', '.join(DELIVERIES)}. Default: the task's.",
+    ),
+]
+KeyTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key-template",
+        metavar="TEXT",
+        help="What outside APIs are to know a firing by, for example report-{{week}}. Default: a hash of job and instant.",
+    ),
+]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="For its runs to carry; repeatable.")]
 Then = Annotated[
     str | None,
@@ -135,7 +152,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "anchor": lambda text: definitions.instant("anchor", text),
 }
 _CLEARABLE = {
-    "start_at": None, "end_at": None, "max_runs": None, "max_attempts": None, "timeout": None, "tags": (), "then": None
+    "start_at": None, "end_at": None, "max_runs": None, "max_attempts": None, "timeout": None, "delivery": None,
+    "idempotency_key_template": None, "tags": (), "then": None,
 }  # fmt: skip
 
 

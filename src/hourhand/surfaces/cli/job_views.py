@@ -88,6 +88,8 @@ def _about(view: JobView, now: datetime) -> dict[str, str | None]:
         "max runs": f"{view.max_runs:,}, {view.fired or 0:,} of them so far" if view.max_runs else None,
         "attempts": None if view.max_attempts is None else f"at most {view.max_attempts:,}",
         "timeout": span(view.timeout),
+        "delivery": view.delivery,
+        "key": view.idempotency_key_template,
         "tags": ", ".join(view.tags),
         "then": " → ".join(view.then),
         "declared by": view.declared_by,

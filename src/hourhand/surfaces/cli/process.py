@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -24,6 +25,7 @@ from hourhand.storage.migrate import newest
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, err, make_app, out, polite, print_json
 from hourhand.surfaces.health import serve_health
+from hourhand.surfaces.metrics import exposition
 
 DEMO = "hourhand.demo:app"
 
@@ -81,8 +83,9 @@ def worker(
         loaded = make_app(app, database_url, data, schema)
         loaded.configure(retention=retention)
         options = WorkerOptions(
-            queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels
-        )
+            queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels,
+            may_exit=True,
+        )  # fmt: skip
         if not loaded.registry.tasks:
             raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
         if processes > 1:
@@ -205,6 +208,11 @@ async def _work(app: Hourhand, options: WorkerOptions) -> None:
             watcher.cancel()
     finally:
         await database.close()
+    if worker.executor.left_behind:
+        # A loop that ends waits for each of its tasks, and these have shown that they do not end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _schedule(app: Hourhand, *, deploy: bool) -> None:
@@ -252,8 +260,11 @@ async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, c
         schedulers = sum(one.kind == "scheduler" for one in nodes)
         return {"status": "ok" if workers and schedulers else "starting", "workers": workers, "schedulers": schedulers}
 
+    async def measure() -> bytes:
+        return await exposition(await app._database())
+
     try:
-        health = await serve_health("127.0.0.1", port, check)
+        health = await serve_health("127.0.0.1", port, check, measure)
         await database.open(check=False)
         if not database.embedded:
             connection = await database.connect("migrate")
@@ -285,7 +296,7 @@ def _banner(settings: Settings, port: int, demo: bool) -> None:
         f"embedded PostgreSQL in {settings.data}" if settings.database_url is None else "the database of HOURHAND_DATABASE_URL"
     )
     err.print(f"[bold]Hourhand[/] is up: {where}")
-    err.print(f"  health  http://127.0.0.1:{port}/healthz")
+    err.print(f"  health  http://127.0.0.1:{port}/healthz    http://127.0.0.1:{port}/metrics")
     prefix = "" if settings.database_url else _data_hint(settings)
     err.print(f"  look    hourhand jobs list{prefix}    hourhand runs list{prefix}    hourhand nodes list{prefix}")
     if demo:

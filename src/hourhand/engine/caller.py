@@ -1,0 +1,137 @@
+"""How a handler is called: here or in a child process, and under which promise about its effects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hourhand.core.context import Context
+from hourhand.core.errors import ClaimLost
+from hourhand.core.registry import Registry
+from hourhand.core.settings import Settings
+from hourhand.core.task import TaskDefinition
+from hourhand.engine.delivery import AT_MOST_ONCE, EXACTLY_ONCE, KNOWN, Recorded, atomically
+from hourhand.engine.gate import Gate
+from hourhand.engine.isolation import Children
+from hourhand.engine.office import StepOffice
+from hourhand.engine.threads import Threads
+from hourhand.storage.atomic import Holder, RunTransaction
+from hourhand.storage.database import Database
+from hourhand.storage.effects import effect_gateway
+from hourhand.storage.queue import Claim
+from hourhand.targets.python import Call, direct_call
+
+
+class Handler:
+    """A task, ready to be called here; and how long its runs took since that was last reported."""
+
+    __slots__ = ("call", "definition", "delivery", "in_thread", "isolated", "runs", "seconds", "squares")
+
+    def __init__(self, definition: TaskDefinition, registry: Registry, threads: Threads) -> None:
+        self.definition = definition
+        self.delivery = definition.delivery
+        self.isolated = definition.isolation == "process"
+        self.in_thread = not definition.is_async and not self.isolated
+        self.call: Call = direct_call(definition, registry.middleware, threads.run)
+        self.runs, self.seconds, self.squares = 0, 0.0, 0.0
+
+    def took(self, seconds: float) -> None:
+        self.runs += 1
+        self.seconds += seconds
+        self.squares += seconds * seconds
+
+    def facts(self) -> tuple[str, float | None, float, float, float]:
+        """What there is to report, once: name, timeout, and the number, mean and variance of durations."""
+        runs, mean = self.runs, self.seconds / self.runs if self.runs else 0.0
+        variance = max(0.0, self.squares / runs - mean * mean) if runs else 0.0
+        self.runs, self.seconds, self.squares = 0, 0.0, 0.0
+        return self.definition.name, self.definition.timeout, float(runs), mean, variance
+
+
+class Active:
+    """A handler that is being executed, and why it was told to stop, if it was."""
+
+    __slots__ = (
+        "apart", "begun", "cause", "claim", "closing", "context", "delivery", "handler", "in_thread", "left_behind",
+        "reason", "started", "task", "timeout", "transaction",
+    )  # fmt: skip
+
+    def __init__(
+        self, claim: Claim, context: Context, handler: Handler, task: asyncio.Task[None], started: float, apart: bool
+    ) -> None:
+        self.claim = claim
+        self.context = context
+        self.handler = handler
+        self.task = task
+        self.started = started
+        self.apart = apart
+        """In a child process."""
+        self.in_thread = handler.in_thread and not apart
+        options = claim.options or {}
+        self.timeout: float | None = options.get("timeout", handler.definition.timeout)
+        self.delivery: str = options.get("delivery", handler.delivery)
+        self.begun = False
+        """On record as begun, so that it must not begin again."""
+        self.closing = False
+        """Its transaction is being committed or undone: what comes now comes too late."""
+        self.left_behind = False
+        self.transaction: RunTransaction | None = None
+        self.cause: str | None = None
+        self.reason: str | None = None
+
+    def stop(self, cause: str, reason: str | None = None) -> bool:
+        """False: there is nothing to stop any more, or it can only be told."""
+        if self.cause is not None or self.closing:
+            return False
+        self.context._watch().set()
+        self.reason = reason
+        if cause == "cancelled" and self.in_thread:
+            return False  # it ends when it looks
+        self.cause = cause
+        self.task.cancel()
+        return True
+
+
+class Caller:
+    def __init__(self, database: Database, settings: Settings, threads: Threads, children: Children) -> None:
+        self._database = database
+        self._settings = settings
+        self._threads = threads
+        self._children = children
+        self._gateway = effect_gateway(database)
+        self._gate = Gate(self._gateway)
+        self.office = StepOffice(self._gateway, asyncio.get_running_loop())
+
+    async def admit(self, active: Active) -> Recorded | None:
+        """What must be known before a run that is not at-least-once starts. Something back: it is over already."""
+        claim = active.claim
+        if active.delivery == AT_MOST_ONCE:
+            if not await self._gate.begin(_holder(claim)):
+                raise ClaimLost("another worker has this run now")
+            active.begun = True
+            return None
+        claim.alone = True
+        there, result = await self._gate.effect(active.context.token)
+        return Recorded(KNOWN, result) if there else None
+
+    async def call(self, active: Active) -> Any:
+        claim = active.claim
+        if active.apart:
+            return await self._children.run(
+                active.claim, active.context, active.started, active.handler.definition, active.delivery
+            )
+        if active.delivery == EXACTLY_ONCE:
+            return await self._atomically(active)
+        return await active.handler.call(active.context, claim.payload)
+
+    async def _atomically(self, active: Active) -> Recorded:
+        claim, context = active.claim, active.context
+        active.transaction = RunTransaction(self._database, _holder(claim), context.token, self._threads.run)
+        return await atomically(active, active.transaction, active.handler.call, claim.payload, self._settings.max_result)
+
+    async def close(self) -> None:
+        await self._gateway.close()
+
+
+def _holder(claim: Claim) -> Holder:
+    return Holder(claim.worker, claim.run_number, claim.token)

@@ -1,0 +1,147 @@
+"""What becomes of a run whose handler has ended, or was given up: its outcome, for the completer to write."""
+
+from __future__ import annotations
+
+import contextlib
+from random import Random
+from typing import Any
+
+import structlog
+
+from hourhand.core import failure, ids
+from hourhand.core.errors import Cancelled, ClaimLost, HandlerTimeout, LoopBlocked, PermanentFailure, ProcessDied
+from hourhand.core.payload import encode_result
+from hourhand.core.settings import Settings
+from hourhand.core.task import TaskDefinition
+from hourhand.engine.caller import Active
+from hourhand.engine.completer import Completer
+from hourhand.engine.delivery import RECORDED, Recorded, passes_on
+from hourhand.engine.node import Node
+from hourhand.storage.queue import Claim
+
+log = structlog.get_logger("hourhand.executor")
+_MISHAP_DELAY = 30.0
+
+
+class Settler:
+    def __init__(self, node: Node, completer: Completer, settings: Settings) -> None:
+        self._node = node
+        self._completer = completer
+        self._settings = settings
+        self._rng = Random()
+
+    def settle(self, active: Active, result: Any, error: BaseException | None) -> None:
+        """Why it was stopped, if it was, outweighs how it ended."""
+        claim, cause = active.claim, active.cause
+        if cause == "lost" or isinstance(error, ClaimLost):
+            log.warning("run.abandoned", run=active.context.run_id, task=claim.task, meaning="its claim was lost")
+        elif error is None:
+            self._succeeded(active, result)
+        elif cause == "shutdown":
+            self.hand_back(active, "its worker was stopped before it ended")
+        elif cause == "timeout":
+            self._timed_out(active)
+        elif cause == "cancelled" or isinstance(error, Cancelled):
+            self._completer.end(
+                claim, "cancelled", self._node.clock.now(), started=active.started, errors=claim.errors,
+                reason=active.reason or "cancelled",
+            )  # fmt: skip
+        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self._failed(active, RuntimeError(f"the handler raised {error!r}"))
+        else:
+            self._failed(active, error)
+
+    def hand_back(self, active: Active, why: str) -> None:
+        """To others, with no attempt charged; but what has begun and must not begin again is lost."""
+        if active.begun:
+            self._lose(active, active.claim.errors, why)
+        else:
+            self._completer.hand_back(active.claim)
+
+    def mishap(self, claim: Claim, error: Exception, active: Active | None) -> None:
+        """A fault of our own around a run. It is tried again later, and not for ever."""
+        at = self._node.clock.instant().isoformat()
+        errors = failure.append(claim.errors, failure.describe(error, claim.attempt + 1, at, self._node.name))
+        if active is not None and active.begun:
+            self._lose(active, errors, "a fault around it after it had begun")
+        else:
+            self._completer.retry(claim, _MISHAP_DELAY, self._node.clock.now(), errors)
+        with contextlib.suppress(Exception):
+            log.error("run.mishap", run=ids.run_id(claim.run_number), task=claim.task, error=repr(error))
+
+    def _succeeded(self, active: Active, result: Any) -> None:
+        claim, now = active.claim, self._node.clock.now()
+        if result is RECORDED:
+            self._completer.completed += 1
+            active.handler.took(now - active.started)
+            return
+        if isinstance(result, Recorded):
+            self._completer.end(claim, "succeeded", now, result=result.result, reason=result.reason, errors=claim.errors)
+            log.info("run.had_its_effect", run=active.context.run_id, task=claim.task, meaning=result.reason)
+            return
+        text, remark = None, None
+        if result is not None:
+            text, remark = encode_result(result, self._settings.max_result)
+        if remark is not None:
+            log.warning("run.result_not_kept", run=active.context.run_id, task=claim.task, reason=remark)
+            if passes_on(claim.options):
+                error = PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
+                self._failed(active, error)
+                return
+        active.handler.took(now - active.started)
+        if remark is None and claim.errors is None:
+            self._completer.succeed(claim, active.started, now, text)
+        else:
+            self._completer.end(claim, "succeeded", now, started=active.started, result=text, reason=remark, errors=claim.errors)
+
+    def _timed_out(self, active: Active) -> None:
+        message = f"ran longer than its timeout of {active.timeout:g} s"
+        if active.in_thread:
+            message += "; the thread cannot be killed and was left behind"
+            log.warning("run.thread_abandoned", run=active.context.run_id, task=active.claim.task, timeout=active.timeout)
+        elif active.left_behind:
+            message += "; it ignored its cancellation and was left behind"
+        self._failed(active, HandlerTimeout(message))
+
+    def _failed(self, active: Active, error: BaseException) -> None:
+        claim, attempt, definition = active.claim, active.context.attempt, active.handler.definition
+        at = self._node.clock.instant().isoformat()
+        errors = failure.append(claim.errors, failure.describe(error, attempt, at, self._node.name))
+        event = log.bind(run=active.context.run_id, task=claim.task, attempt=attempt, error=errors[-1]["type"])
+        if active.begun:
+            self._failed_for_good(active, error, errors)
+            return
+        limit = max_attempts(claim, definition)
+        try:
+            delay = definition.retry.next_delay(error, attempt, self._rng, limit)
+        except Exception as bad:  # the user's own backoff function
+            log.error("retry.backoff_failed", task=claim.task, error=repr(bad), meaning="waiting the cap instead")
+            delay = definition.retry.cap
+        if delay is None:
+            reason = f"gave up after {attempt} of {limit} attempts" if attempt >= limit else "not worth another attempt"
+            self._completer.bury(claim, active.started, errors, f"{reason}: {errors[-1]['type']}")
+            event.error("run.dead", message=errors[-1]["message"], reason=reason)
+        else:
+            self._completer.retry(claim, delay, active.started, errors)
+            event.warning("run.failed", message=errors[-1]["message"], retry_in=round(delay, 2))
+
+    def _failed_for_good(self, active: Active, error: BaseException, errors: list[dict[str, Any]]) -> None:
+        """At most once: no second try. Who raised an error is dead; who was cut off is lost, since nobody knows how far it came."""
+        if isinstance(error, (ProcessDied, LoopBlocked)):
+            self._lose(active, errors, str(error))
+            return
+        self._completer.bury(active.claim, active.started, errors, f"at most once, so not tried again: {errors[-1]['type']}")
+        log.error("run.dead", run=active.context.run_id, task=active.claim.task, error=errors[-1]["type"])
+
+    def _lose(self, active: Active, errors: Any, why: str) -> None:
+        self._completer.end(
+            active.claim, "lost", self._node.clock.now(), started=active.started, errors=errors,
+            reason=f"{why}; how far it came is not known",
+        )  # fmt: skip
+        log.error("run.lost", run=active.context.run_id, task=active.claim.task, reason=why)
+
+
+def max_attempts(claim: Claim, definition: TaskDefinition) -> int:
+    if claim.options is not None and "max_attempts" in claim.options:
+        return int(claim.options["max_attempts"])
+    return definition.retry.max_attempts
