@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hourhand.surfaces.cli import dead, doctor, jobs, nodes, process, queues, runs, schedule, why
+from hourhand.surfaces.cli import dead, doctor, jobs, nodes, process, queues, runs, schedule, verify, why
 
 cli = typer.Typer(
     name="hourhand",
@@ -40,6 +40,7 @@ cli.command("migrate")(process.migrate)
 cli.command("next")(schedule.next_firings)
 cli.command("why")(why.why)
 cli.command("doctor")(doctor.doctor)
+cli.command("verify")(verify.verify_command)
 cli.add_typer(jobs.commands, name="jobs")
 cli.add_typer(runs.commands, name="runs")
 cli.add_typer(dead.commands, name="dead")
