@@ -3,6 +3,7 @@
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
 # make mutants                                       break each guarantee, see its test fail
+# make chaos [MINUTES=5] [FAULTS=...] [SEED=n]       kill, pause and cut off a fleet, and check from outside
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -10,7 +11,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PORT   ?= 8080
 
-.PHONY: up test check bench mutants format clean
+.PHONY: up test check bench mutants chaos format clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +37,13 @@ bench: $(STAMP)
 # Breaks each guarantee on purpose; takes some minutes.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
+
+# Five minutes by default; an hour by hand: make chaos MINUTES=60
+MINUTES ?= 5
+FAULTS  ?= kill,pause,partition,restart,skew,lock,connections,idle,standby
+RATE    ?= 60
+chaos: $(STAMP)
+	$(BIN)/hourhand verify --faults $(FAULTS) --minutes $(MINUTES) --rate $(RATE) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP)) $(if $(JSON),--json > $(JSON))
 
 format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks

@@ -38,10 +38,26 @@ class Mutant:
     every: bool = False
     also: tuple[tuple[str, str, str], ...] = ()
     """Further replacements, each a file, what is there, and what comes instead."""
+    seconds: int = 25
+    """For how long `hourhand verify` injects faults, where that is the test."""
 
 
 FLEET = "tests/cluster/test_schedulers.py -k every_firing_once"
 NO_EPOCH = ("ON held.shard = s.shard AND held.epoch = s.epoch\n    WHERE s.owner = $1", "ON held.shard = s.shard\n    WHERE true")
+NOTHING_UNIQUE = (
+    (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),
+    (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"),
+)
+LOCAL_CLOCK = (
+    ("src/hourhand/storage/schedules.py", "*row[7:])", "*row[7:9], Clock().instant(), row[10])"),
+    (
+        "src/hourhand/storage/schedules.py",
+        "from hourhand.core.schedule import Schedule",
+        "from hourhand.core.clock import Clock\nfrom hourhand.core.schedule import Schedule",
+    ),
+)
+CLAIM = "WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token"
+VERIFY = "tests/cluster/test_verify.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
 
 MUTANTS = [
@@ -57,8 +73,8 @@ MUTANTS = [
            "AND false) AS unlocked", "tests/cluster/test_crash.py -k kill_9"),
     Mutant("judge without grace after a restart", f"{ENGINE}/maintainer.py", "if connected < grace * 2:", "if connected < 0:",
            "tests/db/test_resilience.py -k just_connected"),
-    Mutant("recovered runs without probation", f"{ENGINE}/executor.py", "if handler.isolated or (claim.crashes and self._children.possible):",
-           "if handler.isolated:", "tests/cluster/test_crash.py -k poison"),
+    Mutant("recovered runs without probation", f"{ENGINE}/executor.py", "handler.isolated or (claim.crashes > 0 and self._children.possible)",
+           "handler.isolated", "tests/cluster/test_crash.py -k poison"),
     Mutant("handing back charges an attempt", QUEUE,
            "    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,",
            "    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt + 1, crashes,",
@@ -93,12 +109,8 @@ MUTANTS = [
     Mutant("fleet: no epoch check", FIRING, *NO_EPOCH, FLEET),
     Mutant("fleet: wheel trusted without a second look", FIRING, *NOT_DUE, FLEET,
            also=((f"{ENGINE}/scheduler.py", "if one.due_at > one.present:", "if False:"),)),
-    Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=(
-        ("src/hourhand/storage/schedules.py", "*row[7:])", "*row[7:9], Clock().instant(), row[10])"),
-        ("src/hourhand/storage/schedules.py", "from hourhand.core.schedule import Schedule", "from hourhand.core.clock import Clock\nfrom hourhand.core.schedule import Schedule"))),
-    Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=(
-        (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),
-        (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"))),
+    Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=LOCAL_CLOCK),
+    Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=NOTHING_UNIQUE),
     Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
     Mutant("a job leaves without its due firing", JOBS, "    ELSIF pending <= boundary THEN", "    ELSIF false THEN", "tests/db/test_policies.py -k not_lost_when"),
     Mutant("two runs at once in spite of overlap", OVERLAP, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
@@ -116,6 +128,34 @@ MUTANTS = [
            "tests/db/test_jobs_api.py -k not_lost"),
     Mutant("backfills made twice", JOBS, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
            "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/past.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
+    Mutant("recovery does not mind what has begun", NODES, "WHEN lost.begun_at IS NOT NULL THEN 'lost' ", "", "tests/db/test_delivery.py -k had_begun_when"),
+    Mutant("effects are not unique", SCHEMA, "    token   bytea PRIMARY KEY,", "    token   bytea,", "tests/db/test_delivery.py -k of_two_that_run"),
+    Mutant("a zombie's transaction is committed", "src/hourhand/storage/atomic.py", "    if held and fresh:\n        await", "    if True:\n        await", "tests/db/test_delivery.py -k zombie_writes"),
+    Mutant("what it enqueues goes its own way", "src/hourhand/storage/atomic.py", "return None if transaction is None else await transaction.connection()", "return None", "tests/db/test_delivery.py -k are_one"),
+    Mutant("steps are forgotten", "src/hourhand/storage/effects.py", "return rows[0][0] if rows else None", "return None", "tests/db/test_delivery.py -k does_not_repeat"),
+    Mutant("a zombie's step is kept", QUEUE, "    SELECT run_id FROM hourhand.running WHERE worker_id = $1 AND run_id = $2 AND token = $3 FOR SHARE),", "    SELECT $2 AS run_id WHERE $1 > 0 AND $3 > 0),", "tests/db/test_delivery.py -k zombies_result"),
+    Mutant("the fence stands still", QUEUE, "SELECT $4, (SELECT nextval('hourhand.claim_tokens'))", "SELECT $4, 1", "tests/db/test_delivery.py -k grows_with_each", every=True),
+    Mutant("a thread's transaction ends well", "src/hourhand/storage/carriers.py", "self._transaction.__exit__(Undone, undone, None)", "self._transaction.__exit__(None, None, None)", "tests/db/test_delivery.py -k sync_handlers"),
+    Mutant("templates with unknown names", "src/hourhand/core/template.py", "        if field not in payload:\n            known", "        if False:\n            known", "tests/db/test_delivery.py -k unknown_names"),
+    Mutant("the watchdog sleeps", f"{ENGINE}/watchdog.py", "            elif still >= patience:", "            elif False:", "tests/cluster/test_poison.py -k computes_on_the_loop"),
+    Mutant("a stuck process stays", f"{ENGINE}/watchdog.py", "        if last and self._may_exit:", "        if False:", "tests/cluster/test_poison.py -k cannot_be_interrupted"),
+    Mutant("children without a limit of memory", f"{ENGINE}/child.py", "    limit_memory(order[\"memory\"])\n", "", "tests/cluster/test_poison.py -k memory"),
+    Mutant("a stubborn handler keeps its slot", f"{ENGINE}/executor.py", "        if active.stop(cause, reason):", "        if active.stop(cause, reason) and False:", "tests/cluster/test_poison.py -k memory"),
+    Mutant("suspects among the healthy", f"{ENGINE}/executor.py", "        if any(one.crashes for one in claims):", "        if False:", "tests/cluster/test_poison.py -k claimed_apart",
+           also=((f"{ENGINE}/claimer.py", "if self._probation and self._executor.room_for_suspects > 0:", "if self._probation and self._want() > 0:"),
+                 (f"{ENGINE}/claimer.py", "self._claim_parked(self._executor.room_for_suspects, probation=True)", "self._claim_parked(self._want(), probation=True)"))),
+    Mutant("verify: no claim token", QUEUE, CLAIM, "WHERE run_id = mine.run_id AND $1 > 0", f"{VERIFY} pause", every=True, seconds=90,
+           also=((QUEUE, "WHERE worker_id = $1::integer AND run_id = $2::bigint AND token = $3::bigint", "WHERE $1::integer > 0 AND run_id = $2::bigint AND $3::bigint > 0"),)),
+    Mutant("verify: no epoch", FIRING, *NO_EPOCH, f"{VERIFY} pause", seconds=120),
+    Mutant("verify: no unique firing", FIRING, *NO_EPOCH, f"{VERIFY} pause", also=NOTHING_UNIQUE, seconds=120),
+    Mutant("verify: acknowledged before the work", f"{ENGINE}/executor.py", "                result = await self._caller.call(active)",
+           "                self._completer.succeed(active.claim, active.started, active.started, None)\n                result = await self._caller.call(active)", f"{VERIFY} kill"),
+    Mutant("verify: a zombie's transaction is committed", "src/hourhand/storage/atomic.py", "    if held and fresh:\n        await", "    if True:\n        await", f"{VERIFY} pause", seconds=90),
+    Mutant("verify: rescue by elapsed time only", NODES, "WHERE r.worker_id = n.id ORDER BY", "WHERE r.worker_id = n.id AND r.claimed_at < now() - interval '1 second' ORDER BY", f"{VERIFY} kill",
+           also=((NODES, "WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)))", "))"),
+                 (NODES, "WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans", "WHERE true) AS orphans"))),
+    Mutant("verify: the beginning is not on record", f"{ENGINE}/gate.py", "        return (await self._beginnings.ask(holder)) is not None", "        return True", f"{VERIFY} kill", seconds=60),
+    Mutant("verify: local clock", FIRING, *NOT_DUE, f"{VERIFY} skew", also=LOCAL_CLOCK, seconds=60),
 ]  # fmt: skip
 
 
@@ -138,8 +178,8 @@ def main() -> int:
                 file.write_text(text.replace(old, new, -1 if mutant.every else 1))
             console.print(f"[dim]{mutant.name} …[/]")
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.test.split()],
-                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")}, capture_output=True, text=True, check=False,
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.test.split(maxsplit=2)],
+                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src"), "HOURHAND_VERIFY_SECONDS": str(mutant.seconds)}, capture_output=True, text=True, check=False,
             )  # fmt: skip
         # Exit code 1 is a failed test; anything else means the test did not run.
         caught = done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from hourhand.surfaces.verify.observations import Finding, Observations, stamp
 from hourhand.surfaces.verify.sink import Event
@@ -32,7 +33,7 @@ def check_needless(observations: Observations) -> list[Finding]:
         for event in events:
             tries[event.attempt].append(event)
         for attempt, several in tries.items():
-            for before, after in zip(several, several[1:], strict=False):
+            for before, after in pairwise(several):
                 ended = observations.node_ends.get(before.worker)
                 if ended is None or ended > after.at + observations.clock_tolerance + 1:
                     gone = "is alive" if ended is None else "was alive until " + stamp(datetime.fromtimestamp(ended, UTC))

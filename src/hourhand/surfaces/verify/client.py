@@ -23,8 +23,9 @@ _POISON_EVERY = 80
 
 
 class Client:
-    def __init__(self, app: Hourhand, seed: int) -> None:
+    def __init__(self, app: Hourhand, seed: int, lease: float) -> None:
         self._app = app
+        self._lease = lease
         self._seed = seed
         self._rng = Random(f"client {seed}")
         self._under_way: set[asyncio.Task[None]] = set()
@@ -60,6 +61,11 @@ class Client:
             return "careful", {"work": 0.1}, "at_most_once"
         if dice < 0.55:
             return "transfer", plan_transfer(self._rng), "exactly_once"
+        if dice < 0.70:
+            # Long enough for its worker to be paused past its lease, and woken while another has the run.
+            task, delivery = self._rng.choice((("tick", "at_least_once"), ("transfer", "exactly_once")))
+            payload = plan_transfer(self._rng) if task == "transfer" else {}
+            return task, {**payload, "work": round(self._rng.uniform(0.5, 2.0) * self._lease, 1)}, delivery
         return "tick", {"work": self._rng.choice((0.0, 0.2))}, "at_least_once"
 
     async def _send(self, key: str, task: str, payload: dict[str, Any], delivery: str, asks_again: bool, patience: float) -> None:

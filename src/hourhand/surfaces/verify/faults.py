@@ -20,6 +20,9 @@ from hourhand.surfaces.verify.proxy import Proxy
 
 _PARTITIONS = (Mode.blackhole, Mode.reset, Mode.delay, Mode.cut_after_commit)
 _SKEWS = (-3600.0, -5.0, 5.0, 3600.0)
+_LONG_LOCK = 60.0
+_LAG = 1.0
+"""Seconds of commits that a standby without a say has not received when its primary dies."""
 _MOST_CONNECTIONS = 2000
 _OPENED_AT_ONCE = 10
 
@@ -83,7 +86,21 @@ class PauseWorker(_Pause):
 
 
 class PauseScheduler(_Pause):
+    """At the worst moments: it falls asleep while it fires what this second has brought, and wakes up when the next things
+    are due, not knowing that they are somebody else's by now."""
+
     name, kind = "pause scheduler", "scheduler"
+
+    async def strike(self, arena: Arena, trace: Trace) -> None:
+        await self._begin_of_a_second()
+        await super().strike(arena, trace)
+
+    async def mend(self, arena: Arena, trace: Trace) -> None:
+        await self._begin_of_a_second()
+        await super().mend(arena, trace)
+
+    async def _begin_of_a_second(self) -> None:
+        await asyncio.sleep(1 - Clock.machine() % 1 + self.rng.uniform(0.0, 0.03))
 
 
 class Skew(_OnProcess):
@@ -194,13 +211,18 @@ class PromoteStandby(Fault):
     """The primary dies for good; its synchronous standby takes over, at another address."""
 
     name, word, needs_server = "promote standby", "standby", True
+    synchronous: ClassVar[bool] = True
 
     async def strike(self, arena: Arena, trace: Trace) -> None:
         old = arena.server
         if old is None:
             raise refused(self.word)
-        standby = await old.make_standby(arena.directory / f"standby-{len(arena.retired) + 1}", synchronous=True)
+        directory = arena.directory / f"standby-{len(arena.retired) + 1}"
+        standby = await old.make_standby(directory, synchronous=self.synchronous)
         trace.target = "server"
+        if not self.synchronous:
+            await standby.stop_receiving()
+            await asyncio.sleep(_LAG)
         trace.stamp()
         arena.retired.append(old)
         arena.server = standby
@@ -210,6 +232,12 @@ class PromoteStandby(Fault):
             proxy.upstream = (standby.host, standby.port)
         trace.detail["port"] = standby.port
         trace.healed_at = Clock.monotonic()
+
+
+class PromoteLaggingStandby(PromoteStandby):
+    """The same with asynchronous replication: what was acknowledged last is lost, and the check has to say so."""
+
+    name, word, synchronous = "promote lagging standby", "async-standby", False
 
 
 class _OnConnection(Fault):
@@ -241,7 +269,7 @@ class LockTable(_OnConnection):
             await _close(self._held.pop())
             raise LookupError(f"{trace.target} was in use for so long that it could not be locked") from None
         trace.stamp()
-        self.hold = self.rng.uniform(0.2, 1.5) * arena.settings.lease
+        self.hold = _LONG_LOCK if self.rng.random() < 0.3 else self.rng.uniform(0.2, 1.5) * arena.settings.lease
 
 
 class ExhaustConnections(_OnConnection):
@@ -295,6 +323,7 @@ FAULTS: dict[str, tuple[type[Fault], ...]] = {
     "connections": (ExhaustConnections,),
     "idle": (IdleTransaction,),
     "standby": (PromoteStandby,),
+    "async-standby": (PromoteLaggingStandby,),
 }
 
 

@@ -51,7 +51,10 @@ def _recovery(trace: Trace, until: float, evidence: Evidence) -> float | None:
         return _started_elsewhere(trace, evidence.events)
     if trace.fault == "kill scheduler":
         return _fired_again(trace, until, evidence)
-    if trace.fault in ("restart server", "kill postmaster", "promote standby", "kill backend") and trace.healed_at is not None:
+    if (
+        trace.fault in ("restart server", "kill postmaster", "promote standby", "promote lagging standby", "kill backend")
+        and trace.healed_at is not None
+    ):
         accepts = trace.at_wall + trace.healed_at - trace.at_monotonic
         after = [one.fired_at.timestamp() for one in evidence.firings if one.fired_at.timestamp() > accepts]
         return min(after) - accepts if after else None
@@ -116,6 +119,7 @@ def fault_traces(evidence: Evidence) -> dict[str, FaultTrace]:
         "lock": {"seconds locked": round(sum(_lasted(one) for one in details["lock"]))},
         "connections": {"refused": sum(one.detail.get("refused") is not None for one in details["connections"])},
         "idle": {"seconds open": round(sum(_lasted(one) for one in details["idle"]))},
+        "async-standby": {"promoted": sum("promoted_at" in one.detail for one in details["async-standby"])},
         "standby": {"promoted": sum("promoted_at" in one.detail for one in details["standby"])},
     }  # fmt: skip
     return {word: FaultTrace(injected[word], effects.get(word, {})) for word in injected}

@@ -105,7 +105,12 @@ def _print_findings(console: Console, check: str, findings: list[Finding]) -> No
 def _last_line(verdict: Verdict, replay: str) -> Text:
     if verdict.status == "violated":
         counts = ", ".join(f"{len(findings):,} {check}" for check, findings in verdict.by_check().items())
-        return Text.assemble(("VIOLATED:", "bold red"), f" {counts}; again with: {replay}")
+        meant = (
+            " (asynchronous replication loses what it acknowledged last: this is that loss)"
+            if "async-standby" in verdict.asked
+            else ""
+        )
+        return Text.assemble(("VIOLATED:", "bold red"), f" {counts}{meant}; again with: {replay}")
     if verdict.status == "void":
         return Text.assemble(("void:", "bold yellow"), f" {'; '.join(verdict.void)}; again with: {replay}")
     numbers = verdict.numbers

@@ -167,6 +167,13 @@ class ScratchServer:
             raise
         return standby
 
+    async def stop_receiving(self) -> None:
+        """Of a standby: it falls behind from now on."""
+        async with admin(self.url()) as connection:
+            await connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            await connection.execute("SELECT pg_reload_conf()")
+            await wait_until(connection, "SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')")
+
     async def promote(self) -> float:
         """Of a standby: be the primary now; when it was, in monotonic time. The old one must be dead by then."""
         async with admin(self.url()) as connection:

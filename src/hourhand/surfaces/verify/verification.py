@@ -94,7 +94,7 @@ async def _verify(plan: Plan, tell: Tell, directory: Path, stack: AsyncExitStack
     planned = plan_jobs(plan.seed, since, until, plan.rate)
     names = await _add_jobs(arena, [one.options for one in planned])
     app = await stack.enter_async_context(_client_app(arena))
-    client, witness = Client(app, plan.seed), Witness(arena.schema)
+    client, witness = Client(app, plan.seed, plan.lease), Witness(arena.schema)
     injector = Injector(plan, arena)
     asking, breaking = asyncio.create_task(client.run()), asyncio.create_task(injector.run())
     beside = [asking, breaking, asyncio.create_task(witness.watch(lambda: arena.admin_url)), asyncio.create_task(_revive(arena))]

@@ -84,18 +84,17 @@ async def transfer(ctx: Context, source: str, target: str, amount: int, work: fl
     await tell(ctx, "begin", "exactly_once")
     schema = app.settings.schema
     async with ctx.transaction() as connection:
+        await connection.execute(
+            f"INSERT INTO {schema}.{TRANSFERS} (run_id, token, fence, amount, source, target) VALUES ($1, $2, $3, $4, $5, $6)",
+            ctx.run_number, ctx.token, ctx.fence, amount, source, target,
+        )  # fmt: skip
+        await asyncio.sleep(work)
         # In the order of their names: two transfers between the same accounts must not wait for each other.
         await connection.execute(
             f"SELECT FROM {schema}.{ACCOUNTS} WHERE name IN ($1, $2) ORDER BY name FOR UPDATE", source, target
         )
         for name, change in ((source, -amount), (target, amount)):
             await connection.execute(f"UPDATE {schema}.{ACCOUNTS} SET balance = balance + $2 WHERE name = $1", name, change)
-        await connection.execute(
-            f"INSERT INTO {schema}.{TRANSFERS} (run_id, token, fence, amount, source, target) VALUES ($1, $2, $3, $4, $5, $6)",
-            ctx.run_number, ctx.token, ctx.fence, amount, source, target,
-        )  # fmt: skip
-        if work:
-            await asyncio.sleep(work)
 
 
 @app.task(retry=QUICK)
