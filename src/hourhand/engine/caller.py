@@ -67,9 +67,10 @@ class Active:
         self.apart = apart
         """In a child process."""
         self.in_thread = handler.in_thread and not apart
-        options = claim.options or {}
-        self.timeout: float | None = options.get("timeout", handler.definition.timeout)
-        self.delivery: str = options.get("delivery", handler.delivery)
+        self.timeout, self.delivery = handler.definition.timeout, handler.delivery
+        if claim.options is not None:
+            self.timeout = claim.options.get("timeout", self.timeout)
+            self.delivery = claim.options.get("delivery", self.delivery)
         self.begun = False
         """On record as begun, so that it must not begin again."""
         self.closing = False

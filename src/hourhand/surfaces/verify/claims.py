@@ -9,18 +9,27 @@ from itertools import pairwise
 from hourhand.surfaces.verify.observations import Finding, Observations, stamp
 from hourhand.surfaces.verify.sink import Event
 
+_SLACK = 0.7
+"""Seconds by which the clocks of a worker, as the database corrects it, and of the sink may disagree."""
+
 
 def check_zombies(observations: Observations) -> list[Finding]:
-    """Whoever had a run last has ended it. An earlier holder that ends it all the same is a zombie whose write was not refused."""
+    """Whoever had a run last has ended it. An earlier holder that ends it all the same is a zombie whose write was not refused:
+    the record names it, or says that the run has succeeded while its last holder is still at it."""
     findings = []
     begins = _begins(observations)
+    latest = {(event.run, event.fence): event.at for event in observations.events if event.kind in ("effect", "end")}
     for run in observations.runs:
         mine = begins.get(run.run_id, [])
         last = max(mine, key=lambda event: event.fence, default=None)
-        if last is None or run.worker_id is None or run.worker_id == last.worker:
+        if last is None or run.worker_id is None:
             continue
-        if any(event.worker == run.worker_id for event in mine):
+        if run.worker_id != last.worker and any(event.worker == run.worker_id for event in mine):
             words = f"it was ended by node {run.worker_id}, after node {last.worker} had begun it under fence {last.fence}"
+            findings.append(Finding("zombies", run.run_id, words))
+        late = latest.get((run.run_id, last.fence), 0.0) - run.finished_at.timestamp()
+        if run.outcome == "succeeded" and late > observations.clock_tolerance + _SLACK:
+            words = f"it was on record as succeeded {late:.1f} s before node {last.worker}, its last holder, was done with it"
             findings.append(Finding("zombies", run.run_id, words))
     return findings
 

@@ -61,7 +61,7 @@ class Client:
             return "careful", {"work": 0.1}, "at_most_once"
         if dice < 0.55:
             return "transfer", plan_transfer(self._rng), "exactly_once"
-        if dice < 0.70:
+        if dice < 0.80:
             # Long enough for its worker to be paused past its lease, and woken while another has the run.
             task, delivery = self._rng.choice((("tick", "at_least_once"), ("transfer", "exactly_once")))
             payload = plan_transfer(self._rng) if task == "transfer" else {}
