@@ -33,8 +33,11 @@ class StoredPart:
     paused_at: datetime | None
     present: datetime
 
-    due = StoredJob.due
-    firings_since = StoredJob.firings_since
+    def due(self) -> list[datetime]:
+        return StoredJob.due(self)  # type: ignore[arg-type]
+
+    def firings_since(self, instant: datetime) -> list[datetime]:
+        return StoredJob.firings_since(self, instant)  # type: ignore[arg-type]
 
     def since_pause(self) -> list[datetime]:
         return self.firings_since(min(one for one in (self.paused_at, self.next_run_at) if one is not None))

@@ -117,6 +117,13 @@ class Judge:
         self._tables.journal.clear()
         self.broken = False
 
+    def check_processes(self, living: Sequence[Process]) -> None:
+        self.broken = True
+        for one in living:
+            assert not one.loop.failures, one.loop.failures
+            assert not one.main.done(), f"process {one.number} ended by itself: {one.main}"
+        self.broken = False
+
     def _check_firing(self, fired: Fired) -> None:
         one, place = fired.firing, (fired.shard, fired.firing.epoch)
         told = f"schedule {one.schedule_id} of shard {fired.shard}, {one.scheduled_at} to {one.until}, fired at {one.fired_at}"
@@ -181,7 +188,8 @@ class Judge:
         assert sum(len(one.scheduler.elector.held) for one in live.values()) == SHARDS
         for job in self.jobs.values():
             expected = self._check_outcomes(job)
-            if told and job.deleted_at is None:
+            # The account is slow; of the jobs that never changed, some will do.
+            if told and job.deleted_at is None and (len(job.parts) > 1 or job.number % 4 == 0):
                 self._check_account(job, expected)
         self.broken = False
 

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -19,81 +18,19 @@ import structlog
 
 from hourhand.core import ring
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
+from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.settings import Settings
 from hourhand.engine import node as node_module
 from hourhand.engine import scheduler as scheduler_module
 from hourhand.engine.scheduler import Scheduler
 from hourhand.storage import database as database_module
 from tests.support.simulation_loop import SteppedLoop
-from tests.support.simulation_tables import SHARDS, Begun, Row, Tables
+from tests.support.simulation_server import Request, Server
+from tests.support.simulation_tables import SHARDS, Row
 
 SETTINGS = Settings()
-FIRINGS = ("fire", "fire_late")
 _inside: list[Process] = []
 """Whose code runs at this moment: whose machine's clock is read."""
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A statement on its way to the database."""
-
-    process: Process
-    statement: str
-    arguments: tuple[Any, ...]
-    answer: asyncio.Future[list[Row]]
-    begun: Begun | None = None
-
-
-class Server:
-    """Carries statements out. A firing holds its shards until it ends: who wants to take them waits."""
-
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        self._under_way: list[Request] = []
-
-    def serve(self, request: Request) -> None:
-        """One step further: a firing begins, then ends; everything else is done at once."""
-        if request.statement in FIRINGS and request.begun is None:
-            self.tables.asker = request.process
-            request.begun = self.tables.begin(request.statement, request.arguments)
-            self._under_way.append(request)
-        else:
-            self.perform(request)
-
-    def perform(self, request: Request, *, answered: bool = True) -> None:
-        """To its end. Not answered: it is done, and who asked for it never hears of it."""
-        request.process.requests.remove(request)
-        if request.statement in ("take_shards", "release_shards"):
-            for other in [
-                one for one in self._under_way if one.begun and not one.begun.fence.keys().isdisjoint(request.arguments[1])
-            ]:
-                self.perform(other)
-        outcome: list[Row] | Exception
-        try:
-            outcome = self._perform(request)
-        except (LockTimeout, StatementRefused) as error:
-            outcome = error
-        if not answered:
-            outcome = DatabaseUnavailable("the answer was lost")
-        request.process.answer(request, outcome)
-
-    def _perform(self, request: Request) -> list[Row]:
-        self.tables.asker = request.process
-        if request.statement in FIRINGS:
-            begun = request.begun or self.tables.begin(request.statement, request.arguments)
-            if request.begun is not None:
-                self._under_way.remove(request)
-            return self.tables.finish(begun)
-        rows: list[Row] = getattr(self.tables, request.statement)(*request.arguments)
-        return rows
-
-    def drop(self, request: Request) -> None:
-        """It never came to its end, and nothing of it remains."""
-        request.process.requests.remove(request)
-        if request in self._under_way:
-            self._under_way.remove(request)
-        request.process.answer(request, DatabaseUnavailable("the connection was lost"))
 
 
 class Process:
@@ -109,7 +46,7 @@ class Process:
         self.cut_off = False
         self.deaf = False
         self.session: Session | None = None
-        self.loop = SteppedLoop(self.monotonic)
+        self.loop = SteppedLoop(self.monotonic)  # type: ignore[abstract]
         with self.inside():
             self.scheduler = Scheduler(Link(self), SETTINGS)  # type: ignore[arg-type]
         self.main = self.loop.create_task(self.scheduler.run())

@@ -11,12 +11,13 @@ from hourhand.core.account import MOMENT
 from hourhand.core.schedule import Schedule, parse_schedule
 from tests.support.simulation_jobs import Database, Policies
 from tests.support.simulation_judge import Judge
-from tests.support.simulation_process import SETTINGS, Process, Server
+from tests.support.simulation_process import SETTINGS, Process
 from tests.support.simulation_rules import Rule, some_rule
+from tests.support.simulation_server import Server
 from tests.support.simulation_tables import SECOND
 
-LEAPS = {"seconds": (5, 1_500), "minutes": (60, 200_000), "days": (90_000, 120 * 86_400)}
 DAY = 86_400
+LEAPS = {"seconds": (5, 1_500), "minutes": (60, 200_000), "days": (90_000, 300 * DAY)}
 
 
 class World:
@@ -161,7 +162,7 @@ class World:
     # All is well
 
     def heal(self, *, told: bool = False) -> None:
-        """`told`: what the product says about every job's past is looked at, too."""
+        """`told`: what the product says about the jobs' past is looked at, too."""
         tables = self.tables
         tables.held.clear()
         for one in self.living:

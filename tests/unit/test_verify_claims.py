@@ -38,6 +38,15 @@ def test_an_earlier_holder_that_ends_it_is_a_zombie() -> None:
     assert found(observed(1, (1, 1, 10, 0), (2, 1, 20, 5), ends={1: 3})) == ["zombies"]
 
 
+def test_a_success_on_record_before_its_last_holder_is_done_is_a_zombies() -> None:
+    seen = observed(2, (1, 1, 10, 0), (2, 1, 20, 5), ends={1: 3})
+    seen.runs = [FinishedRun("r_1", None, "tick", NOON, datetime.fromtimestamp(AT + 6, UTC), "succeeded", 1, 5, worker_id=2)]
+    seen.events[-1].fence, seen.events[-1].at = 20, AT + 6
+    assert found(seen) == []
+    seen.events[-1].at = AT + 9
+    assert found(seen) == ["zombies"]
+
+
 def test_whoever_ends_it_without_having_begun_it_is_none() -> None:
     assert found(observed(3, (1, 1, 10, 0), (2, 1, 20, 5), ends={1: 3, 2: 8})) == []
 
