@@ -5,6 +5,7 @@ from hourhand.core.chain import Step
 from hourhand.core.context import Context
 from hourhand.core.errors import (
     Cancelled,
+    ClaimLost,
     ConfigurationError,
     DatabaseUnavailable,
     HandlerTimeout,
@@ -13,6 +14,7 @@ from hourhand.core.errors import (
     InvalidPayload,
     InvalidSchedule,
     JobConflict,
+    LoopBlocked,
     NotPossible,
     PermanentFailure,
     ProcessDied,
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cancelled",
+    "ClaimLost",
     "ConfigurationError",
     "Context",
     "DatabaseUnavailable",
@@ -43,6 +46,7 @@ __all__ = [
     "InvalidSchedule",
     "JobConflict",
     "JobView",
+    "LoopBlocked",
     "NodeView",
     "NotPossible",
     "PermanentFailure",

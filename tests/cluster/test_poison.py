@@ -182,6 +182,12 @@ async def test_a_run_that_takes_far_too_long_is_pointed_at(
     doctor = [*_CLI, "doctor", "--database-url", fleet.url, "--schema", schema]
     assert "no run takes far longer" in subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
     await sql.execute(f"UPDATE {schema}.running SET claimed_at = now() - interval '10 minutes'")
+    # Of a task of which little is known, only the timeout counts.
+    await sql.execute(f"UPDATE {schema}.tasks SET weight = 5, timeout = 3600 WHERE name = 'nap'")
+    assert "no run takes far longer" in subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
+    await sql.execute(f"UPDATE {schema}.tasks SET timeout = 60 WHERE name = 'nap'")
+    assert long.id in subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
+    await sql.execute(f"UPDATE {schema}.tasks SET weight = 100, timeout = NULL WHERE name = 'nap'")
     said = subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
     assert long.id in said
     assert "nap" in said

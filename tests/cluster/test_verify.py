@@ -22,7 +22,7 @@ SEEDS = os.environ.get("HOURHAND_VERIFY_SEEDS", "11").split(",")
 async def verdict_of(plan: Plan) -> dict[str, object]:
     result = await verify(plan, lambda what, share: None)
     assert result.verdict.findings == []
-    return result.observations and {"runs": len(result.observations.runs), "void": result.verdict.void} or {}
+    return (result.observations and {"runs": len(result.observations.runs), "void": result.verdict.void}) or {}
 
 
 @pytest.mark.timeout(600)

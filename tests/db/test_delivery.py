@@ -163,6 +163,30 @@ class TestAtMostOnce:
             await until(taken, "the run to be given up")
         assert calls == []
 
+    async def test_cancelled_while_it_is_put_on_record(
+        self, app: Hourhand, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from hourhand.storage.effects import EffectGateway
+
+        begin, calls, handles = EffectGateway.begin_runs, [], []
+
+        async def slow(self: EffectGateway, *arguments: Any) -> set[int]:
+            await app.runs.cancel(handles[0].id)
+            await asyncio.sleep(0.2)
+            return await begin(self, *arguments)
+
+        monkeypatch.setattr(EffectGateway, "begin_runs", slow)
+
+        @app.task(delivery="at_most_once")
+        async def run() -> None:
+            calls.append(1)
+
+        async with working(app):
+            handles.append(await run.enqueue())
+            assert (await handles[0].wait(10)).state == "cancelled"
+        assert calls == []
+        assert (await where(sql, schema))["running"] == 0
+
     async def test_stopped_before_it_ended_it_is_lost_and_not_handed_back(
         self, app: Hourhand, sql: asyncpg.Connection, schema: str
     ) -> None:
@@ -410,6 +434,56 @@ class TestExactlyOnce:
             assert await (await level.enqueue(wanted="repeatable_read")).result(10) == "repeatable read"
             run = await (await level.options(max_attempts=1).enqueue(wanted="chaos")).wait(10)
             assert "isolation must be" in run.errors[0]["message"]
+
+    async def test_a_second_execution_keeps_the_result_and_does_not_go_on_again(
+        self, app: Hourhand, sql: asyncpg.Connection, schema: str
+    ) -> None:
+        @app.task(queue="later")
+        async def follow(result: int) -> None: ...
+
+        @app.task(delivery="exactly_once")
+        async def pay(ctx: Context) -> int:
+            return 42
+
+        async with working(app, queues=["default"]):
+            handle = await pay.options(then=follow).enqueue()
+            await handle.result(10)
+            options = await sql.fetchval(f"SELECT options FROM {schema}.runs")
+            await put_back(sql, schema, handle._number)
+            await sql.execute(f"UPDATE {schema}.ready SET options = $1 WHERE run_id = $2", options, handle._number)
+            assert (await handle.wait(10)).result == 42
+        assert (await where(sql, schema))["ready"] == 1, "the step after it came with the effect, once"
+
+    async def test_a_session_that_commits_by_itself_is_told_so(
+        self, app: Hourhand, sql: asyncpg.Connection, schema: str, ledger: str, url: str
+    ) -> None:
+        engine = sqlalchemy.create_engine(_sqlalchemy_url(url, "psycopg"))
+
+        @app.task(delivery="exactly_once", retry=1)
+        def pay(ctx: Context) -> None:
+            with ctx.transaction(engine) as connection:
+                connection.execute(sqlalchemy.text(f"INSERT INTO {ledger} (what) VALUES ('paid')"))
+            connection.commit()
+
+        async with working(app):
+            run = await (await pay.enqueue()).wait(10)
+        engine.dispose()
+        assert run.state == "dead"
+        assert "ended its transaction by itself" in run.errors[0]["message"]
+
+    async def test_a_transaction_that_has_begun_does_not_change_its_connection_or_level(self, app: Hourhand, url: str) -> None:
+        @app.task(queue="later")
+        async def follow() -> None: ...
+
+        @app.task(delivery="exactly_once", retry=1)
+        async def pay(ctx: Context) -> None:
+            await follow.enqueue()
+            async with ctx.transaction(isolation="serializable"):
+                pass
+
+        async with working(app, queues=["default"]):
+            run = await (await pay.enqueue()).wait(10)
+        assert "has begun already, at another level" in run.errors[0]["message"]
 
     async def test_a_chain_goes_on(self, app: Hourhand) -> None:
         @app.task(delivery="exactly_once")

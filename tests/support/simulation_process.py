@@ -126,14 +126,9 @@ class Process:
         self.cut_off = True
 
     def ask_to_stop(self) -> None:
-        """In a quiet moment: in Python 3.11 `asyncio.wait_for` swallows a cancellation that comes together with what it waits for."""
         self.stopping = True
-        while self.turn():
-            pass
         with self.inside():
             self.scheduler.ask_to_stop()
-        while self.turn():
-            pass
 
     def kill(self, rng: Random) -> None:
         """What it had asked for is done or not; nobody hears the answer. Its sockets close, and its lock is free."""

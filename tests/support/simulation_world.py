@@ -141,8 +141,8 @@ class World:
         if verb == "reschedule":
             rule = some_rule(rng, self.pace, tables.now)
             (schedule, first), due = self._read(rule), tables.read(job).due()
-            # At once: of what comes while it takes its time, such a client knows only the first.
-            tables.now += 0.000_137 * SECOND
+            # Somebody's lock may be in the way of what was read, for a while.
+            tables.now += delay * SECOND
             if schedule != tables.schedules[job.schedule_id].schedule:
                 tables.reschedule_job(number, schedule, first, due)
                 self.judge.rescheduled(number, rule)

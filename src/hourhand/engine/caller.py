@@ -10,7 +10,7 @@ from hourhand.core.errors import ClaimLost
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.core.task import TaskDefinition
-from hourhand.engine.delivery import AT_MOST_ONCE, EXACTLY_ONCE, KNOWN, Recorded, atomically
+from hourhand.engine.delivery import AT_MOST_ONCE, EXACTLY_ONCE, KNOWN, RECORDED, Recorded, atomically
 from hourhand.engine.gate import Gate
 from hourhand.engine.isolation import Children
 from hourhand.engine.office import StepOffice
@@ -20,6 +20,9 @@ from hourhand.storage.database import Database
 from hourhand.storage.effects import effect_gateway
 from hourhand.storage.queue import Claim
 from hourhand.targets.python import Call, direct_call
+
+_RECORD = 5.0
+"""Seconds that a beginning which is on its way to the record is waited for."""
 
 
 class Handler:
@@ -107,7 +110,15 @@ class Caller:
         """What must be known before a run that is not at-least-once starts. Something back: it is over already."""
         claim = active.claim
         if active.delivery == AT_MOST_ONCE:
-            if not await self._gate.begin(_holder(claim)):
+            asking = asyncio.ensure_future(self._gate.begin(_holder(claim)))
+            try:
+                begun = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                # The record is on its way. What becomes of the run is written after it, not at the same time: of two
+                # statements that change the same row, the one that looked first may miss it.
+                await asyncio.wait([asking], timeout=_RECORD)
+                raise
+            if not begun:
                 raise ClaimLost("another worker has this run now")
             active.begun = True
             return None
@@ -116,14 +127,17 @@ class Caller:
         return Recorded(KNOWN, result) if there else None
 
     async def call(self, active: Active) -> Any:
-        claim = active.claim
         if active.apart:
-            return await self._children.run(
+            result = await self._children.run(
                 active.claim, active.context, active.started, active.handler.definition, active.delivery
             )
-        if active.delivery == EXACTLY_ONCE:
-            return await self._atomically(active)
-        return await active.handler.call(active.context, claim.payload)
+        elif active.delivery == EXACTLY_ONCE:
+            result = await self._atomically(active)
+        else:
+            return await active.handler.call(active.context, active.claim.payload)
+        if isinstance(result, Recorded) and result is not RECORDED:
+            _, result.result = await self._gate.effect(active.context.token)
+        return result
 
     async def _atomically(self, active: Active) -> Recorded:
         claim, context = active.claim, active.context

@@ -20,6 +20,7 @@ from hourhand.core.settings import Settings
 from hourhand.engine.completer import Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.node import Node
+from hourhand.engine.waiting import heard
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway, Survey
 
@@ -236,12 +237,8 @@ class Claimer:
         await self._gateway.close()
 
     async def _pause(self) -> None:
-        timeout = max(0.0, self._next_survey - Clock.monotonic())
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except asyncio.TimeoutError:
-            return
-        self._wake.clear()
+        if await heard(self._wake, max(0.0, self._next_survey - Clock.monotonic())):
+            self._wake.clear()
 
 
 def _place(claim: Claim) -> int:

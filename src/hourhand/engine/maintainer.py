@@ -21,6 +21,7 @@ from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
 from hourhand.engine.node import Node
+from hourhand.engine.waiting import heard
 from hourhand.storage.database import Patience
 from hourhand.storage.nodes import MaintenanceGateway
 
@@ -66,8 +67,7 @@ class Maintainer:
             except StatementRefused as error:
                 log.error("maintenance.refused", error=str(error))
                 pause = TICK
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+            await heard(self._wake, pause)
             self._wake.clear()
 
     async def run_once(self) -> float:

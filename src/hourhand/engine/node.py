@@ -19,6 +19,7 @@ import structlog
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.settings import Settings
+from hourhand.engine.waiting import heard
 from hourhand.storage.database import Database, Patience
 from hourhand.storage.nodes import Session
 
@@ -135,8 +136,5 @@ class Node:
                         "ends, and work by polling; set HOURHAND_DIRECT_URL to go around it")  # fmt: skip
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-        self._wake.clear()
+        if await heard(self._wake, seconds):
+            self._wake.clear()

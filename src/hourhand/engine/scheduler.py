@@ -25,6 +25,7 @@ from hourhand.core.zones import tzdata_version
 from hourhand.engine.elector import Elector
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
+from hourhand.engine.waiting import heard
 from hourhand.storage.database import Database, Patience
 from hourhand.storage.nodes import MaintenanceGateway
 from hourhand.storage.schedules import Hinted, Planned, ScheduleGateway
@@ -146,11 +147,8 @@ class Scheduler:
             except DatabaseUnavailable:
                 await patience.wait()
                 continue
-            try:
-                await asyncio.wait_for(self._look.wait(), LOOK_AROUND)
-            except asyncio.TimeoutError:
-                continue
-            self._look.clear()
+            if await heard(self._look, LOOK_AROUND):
+                self._look.clear()
 
     async def load(self, shards: Sequence[int]) -> None:
         """Hints for what these shards have soon; a few shards at a time, so that a million of them pass through lightly."""

@@ -16,6 +16,7 @@ from random import Random
 import structlog
 
 from hourhand.core.clock import Clock
+from hourhand.engine.waiting import heard
 
 log = structlog.get_logger("hourhand.supervisor")
 PARENT = "HOURHAND_PARENT_FD"
@@ -74,10 +75,7 @@ class Supervisor:
             failures = 0 if Clock.monotonic() - began > _STEADY else failures + 1
             pause = min(10.0, 0.2 * 2.0 ** min(failures, 8)) * self._rng.uniform(0.8, 1.0)
             log.error("process.ended", pid=process.pid, exit=code, restart_in=round(pause, 1))
-            try:
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            except asyncio.TimeoutError:
-                continue
+            await heard(self._stopping, pause)
 
 
 async def watch_parent(on_end: Callable[[], None]) -> None:

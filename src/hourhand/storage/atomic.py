@@ -46,6 +46,8 @@ class RunTransaction:
         self._token = token
         self._offload = offload
         self._carrier: AsyncCarrier | SyncCarrier | None = None
+        self._source: Any = None
+        self._isolation: str | None = None
         self._opening = asyncio.Lock()
         self._over = False
 
@@ -62,8 +64,9 @@ class RunTransaction:
 
     async def open(self, source: Any, isolation: str | None) -> AsyncCarrier:
         async with self._opening:
-            self._check_open()
+            self._check_open(source, isolation)
             if self._carrier is None:
+                self._source, self._isolation = source, isolation
                 if source is None:
                     self._carrier = await Asyncpg.begin(await self._database.work_pool(), isolation)
                 elif is_awaited(source):
@@ -75,8 +78,9 @@ class RunTransaction:
         return self._carrier
 
     def open_sync(self, source: Any, isolation: str | None) -> SyncCarrier:
-        self._check_open()
+        self._check_open(source, isolation)
         if self._carrier is None:
+            self._source, self._isolation = source, isolation
             if source is None:
                 self._carrier = Psycopg(self._database.psycopg_pool(), isolation)
             elif is_awaited(source):
@@ -111,9 +115,19 @@ class RunTransaction:
             else:
                 await self._offload(carrier.undo)
 
-    def _check_open(self) -> None:
+    def _check_open(self, source: Any, isolation: str | None) -> None:
         if self._over:
             raise ClaimLost("the run has ended, and its transaction with it")
+        if self._carrier is None:
+            return
+        for what, wanted, there in (
+            ("on another connection", source, self._source),
+            ("at another level", isolation, self._isolation),
+        ):
+            if wanted is not None and wanted is not there and wanted != there:
+                raise InvalidOption(
+                    f"this run's transaction has begun already, {what}: its first ctx.transaction(), or what it enqueued before, decides"
+                )
 
 
 class Block:

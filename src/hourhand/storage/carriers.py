@@ -136,8 +136,8 @@ class SqlalchemyAsync(AsyncCarrier):
         return self.handle.begin_nested()
 
     async def commit(self) -> None:
-        _still_ours(self._transaction)
         try:
+            _still_ours(self._transaction)
             await self._transaction.commit()
         finally:
             await self.handle.close()
@@ -199,8 +199,8 @@ class Sqlalchemy(SyncCarrier):
         return self.handle.begin_nested()
 
     def commit(self) -> None:
-        _still_ours(self._transaction)
         try:
+            _still_ours(self._transaction)
             self._transaction.commit()
         finally:
             self.handle.close()
@@ -233,14 +233,16 @@ def is_awaited(source: Any) -> bool:
     )
 
 
-def psycopg_pool(url: str, size: int) -> Any:
+def psycopg_pool(url: str, size: int, *, pooler: bool) -> Any:
     try:
         from psycopg_pool import ConnectionPool
     except ImportError:
         raise ConfigurationError(
             "ctx.transaction() in a `def` handler uses psycopg: pip install 'hourhand[psycopg]', or give it your SQLAlchemy engine"
         ) from None
-    options = {"application_name": "hourhand run", "autocommit": False}
+    options: dict[str, Any] = {"application_name": "hourhand run", "autocommit": False}
+    if pooler:
+        options["prepare_threshold"] = None
     return ConnectionPool(url, min_size=0, max_size=size, kwargs=options, open=True)
 
 

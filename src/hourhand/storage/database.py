@@ -230,7 +230,7 @@ class Database:
         assert self._url is not None
         with self._making:
             if self._psycopg_pool is None:
-                self._psycopg_pool = psycopg_pool(self._url, self.settings.transactions)
+                self._psycopg_pool = psycopg_pool(self._url, self.settings.transactions, pooler=self.pooler)
         return self._psycopg_pool
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:

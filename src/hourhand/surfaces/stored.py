@@ -77,8 +77,9 @@ class StoredJob:
         return None if over or done else at
 
     def due(self) -> list[datetime]:
-        """What its schedule has had since it was last fired: nothing, unless the schedulers are behind."""
-        if self.next_run_at is None or self.next_run_at > self.present:
+        """What its schedule has had since it was last fired, and will have in a moment: whoever asks may have to wait for
+        somebody's lock before he uses it."""
+        if self.next_run_at is None:
             return []
         return self.firings_since(self.next_run_at)
 

@@ -224,7 +224,7 @@ SELECT * FROM (
     JOIN hourhand.running r ON r.worker_id = n.id
     LEFT JOIN hourhand.tasks t ON t.name = r.task
     WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()) AS going
-WHERE seconds > least(timeout + 60, greatest(60, 10 * usual))
+WHERE seconds > least(timeout + 60, CASE WHEN usual IS NOT NULL THEN greatest(60, 10 * usual) END)
 ORDER BY seconds DESC LIMIT $1;
 
 -- name: lost_runs

@@ -14,7 +14,7 @@ from typing import Any
 from hourhand.core.errors import DatabaseUnavailable, HourhandError, NotPossible, UnknownRun
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.handle import RunHandle
-from hourhand.surfaces.verify.scenario import plan_transfer
+from hourhand.surfaces.verify.scenario import VAULTS, plan_transfer
 
 _AT_ONCE = 20
 _PAUSE = 0.25
@@ -58,14 +58,20 @@ class Client:
         if dice < 0.15:
             return "endless", {}, "at_least_once"
         if dice < 0.30:
-            return "careful", {"work": 0.1}, "at_most_once"
+            return "careful", {"work": round(self._rng.uniform(0.1, 0.6) * self._lease, 2)}, "at_most_once"
         if dice < 0.55:
             return "transfer", plan_transfer(self._rng), "exactly_once"
         if dice < 0.80:
             # Long enough for its worker to be paused past its lease, and woken while another has the run.
-            task, delivery = self._rng.choice((("tick", "at_least_once"), ("transfer", "exactly_once")))
-            payload = plan_transfer(self._rng) if task == "transfer" else {}
-            return task, {**payload, "work": round(self._rng.uniform(0.5, 2.0) * self._lease, 1)}, delivery
+            work = round(self._rng.uniform(0.5, 2.0) * self._lease, 1)
+            if self._rng.random() < 0.5:
+                return "tick", {"work": work}, "at_least_once"
+            place = 2 * number % len(VAULTS)
+            return (
+                "transfer",
+                {"source": VAULTS[place], "target": VAULTS[place + 1], "amount": 1, "work": work, "held": True},
+                "exactly_once",
+            )
         return "tick", {"work": self._rng.choice((0.0, 0.2))}, "at_least_once"
 
     async def _send(self, key: str, task: str, payload: dict[str, Any], delivery: str, asks_again: bool, patience: float) -> None:

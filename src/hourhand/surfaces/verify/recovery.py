@@ -113,6 +113,7 @@ def fault_traces(evidence: Evidence) -> dict[str, FaultTrace]:
             "connections dropped": sum(one.dropped for one in evidence.counters),
             "commits cut": sum(one.cuts for one in evidence.counters),
             "bytes held": sum(one.bytes_held for one in evidence.counters),
+            "seconds delayed": round(sum(_lasted(one) for one in details["partition"] if one.detail.get("mode") == "delay")),
         },
         "restart": {"connections lost": logged["database.unavailable"] + logged["claims.waiting"] + logged["firing.waiting"]},
         "skew": {"clocks found wrong": logged["clock.skewed"]},

@@ -10,6 +10,8 @@ from typing import Any
 from hourhand.surfaces.verify.oracle import Every, Job, Once, Rule, Seconds
 
 NAMES = tuple(f"account-{n}" for n in range(20))
+VAULTS = tuple(f"vault-{n}" for n in range(200))
+"""Pairs of accounts for transfers that take long: they hold them, and nobody else is to wait for that."""
 OPENING = 1_000
 _ZONES = ("UTC", "Asia/Kolkata", "America/St_Johns", "Europe/Berlin", "Australia/Lord_Howe")
 _PERIODS = (1, 2, 3, 5, 7, 10, 15, 20, 30)

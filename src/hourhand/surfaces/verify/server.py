@@ -7,6 +7,7 @@ It listens on 127.0.0.1, with a password, since anybody on the machine can reach
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import secrets
 import shutil
@@ -247,7 +248,8 @@ class ScratchServer:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._tools() / "postgres"), "-D", str(self.cluster), *options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **self._identity(),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=_end_with_parent, **self._identity(),
             )  # fmt: skip
         self._killed = False
 
@@ -305,6 +307,12 @@ class ScratchServer:
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+
+
+def _end_with_parent() -> None:
+    """In the child, before it becomes the server: if we are killed, it is to stop. Only Linux can do that."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGINT)
 
 
 def _free_port() -> int:

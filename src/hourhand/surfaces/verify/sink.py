@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -252,6 +253,9 @@ async def _run(socket_path: str, log_path: str) -> None:
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(one, stop.set)
+    if stat.S_ISFIFO(os.fstat(0).st_mode) or stat.S_ISSOCK(os.fstat(0).st_mode):
+        # Nobody writes there: it is readable when whoever started us is gone.
+        asyncio.get_running_loop().add_reader(0, stop.set)
     sink = Sink(log_path)
     try:
         await sink.serve(socket_path, stop)

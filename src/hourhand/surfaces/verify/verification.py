@@ -32,7 +32,7 @@ from hourhand.surfaces.verify.observations import Observations
 from hourhand.surfaces.verify.processes import Crew
 from hourhand.surfaces.verify.proxy import Proxy
 from hourhand.surfaces.verify.recovery import Evidence, fault_traces, read_logs, recoveries, refusals
-from hourhand.surfaces.verify.scenario import NAMES, OPENING, plan_jobs
+from hourhand.surfaces.verify.scenario import NAMES, OPENING, VAULTS, plan_jobs
 from hourhand.surfaces.verify.server import ScratchServer
 from hourhand.surfaces.verify.sink import read_log
 from hourhand.surfaces.verify.workload import ACCOUNTS, SINK, TRANSFERS
@@ -119,7 +119,7 @@ async def _verify(plan: Plan, tell: Tell, directory: Path, stack: AsyncExitStack
     observations.jobs = [one.job for one in planned]
     observations.accepted, observations.unknown = client.accepted, client.unknown
     observations.terminal_sightings = witness.sightings
-    observations.initial_balances = dict.fromkeys(NAMES, OPENING)
+    observations.initial_balances = dict.fromkeys((*NAMES, *VAULTS), OPENING)
     observations.faults = plan.faults
     async with admin(arena.admin_url) as connection:
         await collect(connection, arena.schema, names, observations)
@@ -215,7 +215,7 @@ async def _prepare(arena: Arena) -> None:
             f"CREATE TABLE {arena.schema}.{TRANSFERS} (run_id bigint, token text, fence bigint, amount bigint, source text, target text)"
         )
         await connection.executemany(
-            f"INSERT INTO {arena.schema}.{ACCOUNTS} VALUES ($1, $2)", [(name, OPENING) for name in NAMES]
+            f"INSERT INTO {arena.schema}.{ACCOUNTS} VALUES ($1, $2)", [(name, OPENING) for name in (*NAMES, *VAULTS)]
         )
 
 
@@ -223,7 +223,7 @@ async def _prepare(arena: Arena) -> None:
 async def _sink(socket: Path, log: Path) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hourhand.surfaces.verify.sink", str(socket), str(log),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
         assert process.stdout is not None
