@@ -89,8 +89,8 @@ async def test_the_step_and_the_success_are_one_transaction(app: Hourhand, sql: 
     run = await app.enqueue("first", then="second")
     insert = (
         f"WITH gone AS (DELETE FROM {schema}.ready RETURNING *) INSERT INTO {schema}.runs"
-        " (run_id, scheduled_at, finished_at, lane, outcome, attempt, task, payload, options, result)"
-        " SELECT run_id, scheduled_at, now(), lane, 'succeeded', 1, task, payload, options, '5' FROM gone"
+        " (run_id, scheduled_at, started_at, finished_at, lane, outcome, attempt, task, payload, options, result)"
+        " SELECT run_id, scheduled_at, now(), now(), lane, 'succeeded', 1, task, payload, options, '5' FROM gone"
     )
     transaction = sql.transaction()
     await transaction.start()
@@ -104,8 +104,8 @@ async def test_the_step_and_the_success_are_one_transaction(app: Hourhand, sql: 
 async def test_a_step_that_cannot_be_enqueued_becomes_a_dead_letter(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
     options = '{"then": {"task": "second", "priority": "urgent"}}'
     await sql.execute(
-        f"INSERT INTO {schema}.runs (run_id, scheduled_at, finished_at, lane, outcome, attempt, task, payload, options)"
-        f" VALUES (1, now(), now(), 5, 'succeeded', 1, 'first', '{{}}', '{options}')"
+        f"INSERT INTO {schema}.runs (run_id, scheduled_at, started_at, finished_at, lane, outcome, attempt, task, payload, options)"
+        f" VALUES (1, now(), now(), now(), 5, 'succeeded', 1, 'first', '{{}}', '{options}')"
     )
     dead = (await app.dead.list())[0]
     assert dead.task == "second"

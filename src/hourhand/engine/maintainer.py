@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import structlog
 
@@ -32,6 +33,8 @@ BATCH = 2_000
 MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
 TIDY_EVERY = 60.0
+FACTS_EVERY = 10.0
+TaskFacts = tuple[str, float | None, float, float, float]
 PARTITIONS_EVERY = 3_600.0
 DAY = 86_400.0
 
@@ -47,6 +50,9 @@ class Maintainer:
         self._wake = asyncio.Event()
         self._held = False
         self._pointed_out: dict[int, float] = {}
+        self._facts_at = 0.0
+        self.facts: Callable[[], list[TaskFacts]] = list
+        """What there is to report about tasks since it was last asked."""
         self.recovered = 0
         self.declared = 0
 
@@ -72,6 +78,7 @@ class Maintainer:
 
     async def run_once(self) -> float:
         """One tick. Returns the seconds until the next one is wanted."""
+        await self._report()
         tick = await self._gateway.tick(self._node.id, DUTY)
         self._held = tick.held
         if not tick.held:
@@ -99,6 +106,13 @@ class Maintainer:
                 break
         await self._tidy()
         return TICK if next_in is None else min(TICK, max(0.001, next_in))
+
+    async def _report(self) -> None:
+        """Every node says what its runs take; on this connection, since it needs one so seldom."""
+        if Clock.monotonic() >= self._facts_at:
+            self._facts_at = Clock.monotonic() + FACTS_EVERY
+            if facts := self.facts():
+                await self._gateway.report_tasks(facts)
 
     def _condemned(self, silent: list[int], unlocked: list[int]) -> list[int]:
         now, grace = Clock.monotonic(), self._settings.grace

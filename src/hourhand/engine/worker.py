@@ -19,7 +19,7 @@ from hourhand.core.task import check_name
 from hourhand.engine.claimer import Claimer
 from hourhand.engine.completer import LOCK_TIMEOUT, Completer
 from hourhand.engine.executor import Executor
-from hourhand.engine.maintainer import Maintainer
+from hourhand.engine.maintainer import Maintainer, TaskFacts
 from hourhand.engine.node import Node
 from hourhand.engine.reference import find_reference
 from hourhand.engine.watchdog import Watchdog
@@ -29,7 +29,6 @@ from hourhand.storage.queue import queue_gateway
 from hourhand.targets.python import run_hooks
 
 log = structlog.get_logger("hourhand.worker")
-FACTS_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ class Worker:
         self._reporter = queue_gateway(database, "reporter")
         self.watchdog = Watchdog(self.executor.active, settings.loop_limit, may_exit=options.may_exit)
         self._known = False
+        self.maintainer.facts = self._facts
         self.started = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -192,11 +192,7 @@ class Worker:
         self.executor.wake_all()
 
     async def _report(self) -> None:
-        facts_at = 0.0
         while True:
-            if Clock.monotonic() >= facts_at:
-                facts_at = Clock.monotonic() + FACTS_EVERY
-                await self._report_facts()
             await asyncio.sleep(1.0)
             if not self.executor.progress:
                 continue
@@ -209,15 +205,11 @@ class Worker:
             except StatementRefused as error:
                 log.warning("progress.refused", error=str(error))
 
-    async def _report_facts(self) -> None:
-        """What runs of each task usually take: what is far beyond that is stuck."""
-        facts = [handler.facts() for handler in self.executor.handlers.values() if handler.runs or not self._known]
+    def _facts(self) -> list[TaskFacts]:
+        """What there is to say about the tasks: at first all of them, then those that had runs."""
+        handlers, first = self.executor.handlers.values(), not self._known
         self._known = True
-        try:
-            if facts:
-                await self._reporter.report_tasks(facts)
-        except (DatabaseUnavailable, StatementRefused) as error:
-            log.debug("tasks.unreported", error=str(error))
+        return [handler.facts() for handler in handlers if handler.runs or first]
 
     def _describe(self) -> str:
         return "embedded" if self._database.embedded else "HOURHAND_DATABASE_URL"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,10 @@ class MaintenanceGateway:
 
     async def tidy(self) -> dict[str, int]:
         return dict((await self._link.fetch("tidy"))[0])
+
+    async def report_tasks(self, facts: Sequence[tuple[str, float | None, float, float, float]]) -> None:
+        """Each task's name, timeout, and how many runs took how long: number, mean, variance."""
+        await self._link.fetch("report_tasks", *zip(*facts, strict=True))
 
     async def stuck_runs(self) -> list[asyncpg.Record]:
         """The run, its task, its node, and for how many seconds it has gone on."""

@@ -112,10 +112,6 @@ class QueueGateway:
     async def report_progress(self, runs: Numbers, data: Sequence[str]) -> None:
         await self._link.fetch("report_progress", runs, data)
 
-    async def report_tasks(self, facts: Sequence[tuple[str, float | None, float, float, float]]) -> None:
-        """Each task's name, timeout, and how many runs took how long: number, mean, variance."""
-        await self._link.fetch("report_tasks", *zip(*facts, strict=True))
-
     async def notify(self, words: Sequence[str]) -> None:
         await self._link.fetch("notify", words)
 

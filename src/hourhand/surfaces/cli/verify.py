@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,7 +16,9 @@ from hourhand.surfaces.cli.common import AsJson, Exit, err, out, polite, print_j
 from hourhand.surfaces.verify.faults import FAULTS, parse_faults
 from hourhand.surfaces.verify.processes import find_faketime
 from hourhand.surfaces.verify.report import print_report, to_json
-from hourhand.surfaces.verify.verification import Plan, Result, verify
+
+if TYPE_CHECKING:
+    from hourhand.surfaces.verify.verification import Plan, Result
 
 _EVERYWHERE = ("kill", "pause", "partition")
 
@@ -65,6 +67,9 @@ def verify_command(
     """
 
     def work() -> None:
+        # Not before it is wanted: the workload is an app, which reads the environment as it is imported.
+        from hourhand.surfaces.verify.verification import Plan
+
         words = parse_faults(faults) if faults is not None else _default(own_server=database_url is None)
         plan = Plan(
             faults=words, seed=SystemRandom().randrange(10**6) if seed is None else seed, minutes=minutes, rate=rate,
@@ -97,6 +102,8 @@ def _replay(plan: Plan) -> str:
 
 
 async def _with_progress(plan: Plan) -> Result:
+    from hourhand.surfaces.verify.verification import verify
+
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:
         shown = progress.add_task("", total=1.0)
