@@ -57,7 +57,7 @@ LOCAL_CLOCK = (
     ),
 )
 CLAIM = "WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token"
-VERIFY = "tests/cluster/test_verify.py -k nothing_is_lost and"
+VERIFY = "tests/cluster/chaos.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
 
 MUTANTS = [

@@ -22,7 +22,7 @@ import msgspec
 from hourhand.core.context import Context
 from hourhand.core.errors import Cancelled, PermanentFailure, RetryAfter
 from hourhand.core.failure import MAX_MESSAGE, MAX_TRACEBACK
-from hourhand.core.payload import encode_result
+from hourhand.core.payload import check_report, encode_result
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.engine.delivery import EXACTLY_ONCE, RECORDED, atomically
@@ -50,6 +50,10 @@ class Pipe:
         body = msgspec.json.encode(message)
         with self._lock:
             self._connection.sendall(len(body).to_bytes(4, "big") + body)
+
+    def report(self, data: dict[str, Any]) -> None:
+        check_report(data)
+        self.send({"progress": data})
 
     def _read(self) -> None:
         stream = self._connection.makefile("rb")
@@ -101,7 +105,7 @@ async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: D
     claim = SimpleNamespace(**{name: order[name] for name in ("queue", "tags", "token", "worker", "options", "payload")})
     context = Context(
         order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"], claim,
-        lambda _run, data: pipe.send({"progress": data}), registry.state, desk,
+        lambda _run, data: pipe.report(data), registry.state, desk,
     )  # fmt: skip
     # In a thread, as in a worker: what a blocking handler may do there, it may do here.
     call = direct_call(definition, registry.middleware, asyncio.to_thread)

@@ -32,7 +32,7 @@ from hourhand.storage.database import Database
 from hourhand.storage.queue import Claim
 
 log = structlog.get_logger("hourhand.executor")
-PROBATION_SLOTS = 4
+PROBATION_SLOTS = 8
 _YIELD_EVERY = 32
 
 
@@ -100,7 +100,9 @@ class Executor:
 
     @property
     def room_for_suspects(self) -> int:
-        return min(PROBATION_SLOTS, self.concurrency) - len(self._suspects.deque) - self._on_probation
+        # Where no child can be made, a suspect is at least alone with the healthy, not among its like.
+        most = min(PROBATION_SLOTS, self.concurrency) if self._children.possible else 1
+        return most - len(self._suspects.deque) - self._on_probation
 
     @property
     def busy(self) -> int:

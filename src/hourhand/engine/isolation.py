@@ -70,6 +70,9 @@ class Child:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.TimeoutError):
             await child.kill()
             raise ProcessDied(f"the child process ended while it was loading {reference}") from None
+        except BaseException:  # a timeout or a cancellation of its run, most likely
+            await asyncio.shield(child.kill())
+            raise
         if "failed" in hello:
             await child.kill()
             raise ConfigurationError(f"the child process could not load {reference}: {hello['failed']}")
@@ -128,7 +131,9 @@ class Children:
             code = await child.kill()
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise ProcessDied(f"the process that ran this task ended with {how}") from None
-        except asyncio.CancelledError:
+        except (RemoteError, PermanentFailure, RetryAfter, Cancelled):
+            raise  # an answer of the handler's; the child is well
+        except BaseException:
             await asyncio.shield(child.kill())
             raise
 

@@ -18,6 +18,8 @@ from hourhand.storage.database import Patience
 from hourhand.storage.effects import EffectGateway
 
 MAX_STEP = 1024 * 1024
+_TO_KEEP = 5.0
+"""Seconds that the result of a step gets to be kept when its run is told to stop."""
 
 
 class StepOffice:
@@ -30,7 +32,13 @@ class StepOffice:
         kept = await self._gateway.find_step(context.run_number, name)
         if kept is None:
             made = make()
-            kept = await self._keep(context, name, await made if inspect.isawaitable(made) else made)
+            keeping = asyncio.ensure_future(self._keep(context, name, await made if inspect.isawaitable(made) else made))
+            try:
+                kept = await asyncio.shield(keeping)
+            except asyncio.CancelledError:
+                # It is done: whoever tries again should know.
+                await asyncio.wait([keeping], timeout=_TO_KEEP)
+                raise
         return msgspec.json.decode(kept)
 
     def once_sync(self, context: Context, name: str, make: Callable[[], Any]) -> Any:

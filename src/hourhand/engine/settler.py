@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from hourhand.core import failure, ids
-from hourhand.core.errors import Cancelled, ClaimLost, HandlerTimeout, LoopBlocked, PermanentFailure, ProcessDied
+from hourhand.core.errors import Cancelled, HandlerTimeout, LoopBlocked, PermanentFailure, ProcessDied
 from hourhand.core.payload import encode_result
 from hourhand.core.settings import Settings
 from hourhand.core.task import TaskDefinition
@@ -33,7 +33,7 @@ class Settler:
     def settle(self, active: Active, result: Any, error: BaseException | None) -> None:
         """Why it was stopped, if it was, outweighs how it ended."""
         claim, cause = active.claim, active.cause
-        if cause == "lost" or isinstance(error, ClaimLost):
+        if cause == "lost":
             log.warning("run.abandoned", run=active.context.run_id, task=claim.task, meaning="its claim was lost")
         elif error is None:
             self._succeeded(active, result)

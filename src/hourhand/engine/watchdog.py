@@ -74,7 +74,9 @@ class Watchdog:
                 patience = still + self._limit
 
     def _intervene(self, still: float, *, last: bool) -> None:
+        exits = last and self._may_exit
         culprit = self._culprit()
+        interrupted = not exits and culprit is not None and self._interrupt(culprit)
         frames = sys._current_frames().get(self._thread_id)
         where = traceback.extract_stack(frames)[-1] if frames is not None else None
         event = log.bind(
@@ -83,25 +85,33 @@ class Watchdog:
             run=culprit.context.run_id if culprit else None,
             at=f"{where.filename}:{where.lineno} in {where.name}" if where else None,
         )
-        if last and self._may_exit:
+        if exits:
             event.error("loop.lost", meaning="the call cannot be interrupted; this process ends, and its runs go to others")
             self.exit(STUCK)
-        elif culprit is not None and self._inside_handler(frames):
-            event.error(
-                "loop.blocked", meaning="the handler blocks the event loop: it is interrupted, and its attempt has failed"
-            )
+        elif interrupted:
+            event.error("loop.blocked", meaning="the handler blocks the event loop: it is interrupted, its attempt has failed")
             self.interrupted += 1
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), ctypes.py_object(LoopBlocked))
         else:
             event.error("loop.blocked", meaning="nothing else runs in this process, its heartbeat included")
+
+    def _interrupt(self, culprit: Active) -> bool:
+        """Raise LoopBlocked where the loop's thread stands, if that is in the handler. Nothing here lets go of the interpreter's
+        lock for long enough to move on; should it have moved on all the same, the exception is taken back."""
+        raise_in, thread = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(self._thread_id)
+        if not self._inside_handler(sys._current_frames().get(self._thread_id)):
+            return False
+        raise_in(thread, ctypes.py_object(LoopBlocked))
+        if self._culprit() is not culprit:
+            raise_in(thread, None)
+            return False
+        return True
 
     def _culprit(self) -> Active | None:
         task = asyncio.current_task(self._loop)
         return next((one for one in list(self._active.values()) if one.task is task), None)
 
     def _inside_handler(self, frame: FrameType | None) -> bool:
-        """Only there: an exception that arrived between two handlers would be ours to bear. While this thread looks, it has the
-        interpreter's lock, so the other one stands where it is seen."""
+        """Only there: an exception that arrived between two handlers would be ours to bear."""
         inside = False
         while frame is not None:
             if frame.f_code.co_filename == _HANDLERS:

@@ -144,7 +144,6 @@ class Worker:
             await task
 
     async def _shut_down(self) -> None:
-        self.watchdog.stop()
         deadline = self._deadline if self._deadline is not None else 0.0
         self.claimer.stopping = True
         self.claimer.forget()
@@ -153,6 +152,7 @@ class Worker:
         if claiming:
             await asyncio.wait(claiming, timeout=2.0)
         await self.executor.stop(lambda: (self._deadline or deadline) - Clock.monotonic())
+        self.watchdog.stop()
         if self.completer.known():
             try:
                 await asyncio.wait_for(self.completer.drained(), 5.0)

@@ -8,6 +8,7 @@ has to show the same claim, and waits for the row's fate as everybody does.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,6 +50,7 @@ class RunTransaction:
         self._source: Any = None
         self._isolation: str | None = None
         self._opening = asyncio.Lock()
+        self._swap = threading.Lock()
         self._over = False
 
     def block(self, source: Any, isolation: str | None) -> Block:
@@ -66,13 +68,15 @@ class RunTransaction:
         async with self._opening:
             self._check_open(source, isolation)
             if self._carrier is None:
-                self._source, self._isolation = source, isolation
                 if source is None:
-                    self._carrier = await Asyncpg.begin(await self._database.work_pool(), isolation)
+                    carrier: AsyncCarrier = await Asyncpg.begin(await self._database.work_pool(), isolation)
                 elif is_awaited(source):
-                    self._carrier = await SqlalchemyAsync.begin(source, isolation)
+                    carrier = await SqlalchemyAsync.begin(source, isolation)
                 else:
                     raise InvalidOption("this SQLAlchemy engine is synchronous; in an async handler give an async one")
+                if not self._take(carrier, source, isolation):
+                    await carrier.undo()
+                    self._check_open(None, None)
         if not isinstance(self._carrier, AsyncCarrier):
             raise InvalidOption("this run's transaction was begun by a synchronous connection; go on with that")
         return self._carrier
@@ -80,13 +84,15 @@ class RunTransaction:
     def open_sync(self, source: Any, isolation: str | None) -> SyncCarrier:
         self._check_open(source, isolation)
         if self._carrier is None:
-            self._source, self._isolation = source, isolation
             if source is None:
-                self._carrier = Psycopg(self._database.psycopg_pool(), isolation)
+                carrier: SyncCarrier = Psycopg(self._database.psycopg_pool(), isolation)
             elif is_awaited(source):
                 raise InvalidOption("this SQLAlchemy engine is asynchronous; in a `def` handler give a synchronous one")
             else:
-                self._carrier = Sqlalchemy(source, isolation)
+                carrier = Sqlalchemy(source, isolation)
+            if not self._take(carrier, source, isolation):
+                carrier.undo()
+                self._check_open(None, None)
         if not isinstance(self._carrier, SyncCarrier):
             raise InvalidOption("this run's transaction was begun by an asynchronous connection; go on with that")
         return self._carrier
@@ -98,7 +104,7 @@ class RunTransaction:
         arguments = (holder.worker, holder.run, holder.token, self._token, started, result, reason)
         if self._carrier is None:
             await self.open(None, None)
-        carrier, self._carrier, self._over = self._carrier, None, True
+        carrier = self._give_up()
         assert carrier is not None
         if isinstance(carrier, SyncCarrier):
             return bool(await self._offload(lambda: _finish_sync(carrier, statement, arguments)))
@@ -106,18 +112,32 @@ class RunTransaction:
 
     async def undo(self, *, left_behind: bool = False) -> None:
         """Nothing of it happened. `left_behind`: a thread that nobody waits for any more may still be using it."""
-        carrier, self._carrier, self._over = self._carrier, None, True
+        carrier = self._give_up()
         if isinstance(carrier, AsyncCarrier):
             await carrier.undo()
         elif carrier is not None:
             if left_behind:
                 carrier.sever()
-            else:
-                await self._offload(carrier.undo)
+            await self._offload(carrier.undo)
+
+    def _take(self, carrier: AsyncCarrier | SyncCarrier, source: Any, isolation: str | None) -> bool:
+        """False: the run was over before the connection was there. It may have waited for it for long, in a thread."""
+        with self._swap:
+            if not self._over:
+                self._carrier, self._source, self._isolation = carrier, source, isolation
+            return not self._over
+
+    def _give_up(self) -> AsyncCarrier | SyncCarrier | None:
+        with self._swap:
+            carrier, self._carrier, self._over = self._carrier, None, True
+            return carrier
 
     def _check_open(self, source: Any, isolation: str | None) -> None:
         if self._over:
-            raise ClaimLost("the run has ended, and its transaction with it")
+            raise ConfigurationError(
+                "the run that this transaction belonged to has ended: a task or thread that outlives its run has to be started "
+                "outside of it"
+            )
         if self._carrier is None:
             return
         for what, wanted, there in (

@@ -155,10 +155,16 @@ class Psycopg(SyncCarrier):
 
         self._pool = pool
         self.handle = pool.getconn()
-        # psycopg begins where autocommit is off; a level that is left from another run would stay.
-        self.handle.isolation_level = IsolationLevel[isolation.upper()] if isolation else None
-        self._transaction = self.handle.transaction()
-        self._transaction.__enter__()
+        try:
+            # psycopg begins where autocommit is off; a level that is left from another run would stay.
+            self.handle.isolation_level = IsolationLevel[isolation.upper()] if isolation else None
+            self._transaction = self.handle.transaction()
+            self._transaction.__enter__()
+        except BaseException:
+            # One that was lost while nobody used it. Its place in the pool is needed.
+            self.handle.close()
+            pool.putconn(self.handle)
+            raise
 
     def savepoint(self) -> Any:
         return self.handle.transaction()
@@ -243,7 +249,8 @@ def psycopg_pool(url: str, size: int, *, pooler: bool) -> Any:
     options: dict[str, Any] = {"application_name": "hourhand run", "autocommit": False}
     if pooler:
         options["prepare_threshold"] = None
-    return ConnectionPool(url, min_size=0, max_size=size, kwargs=options, open=True)
+    check = ConnectionPool.check_connection
+    return ConnectionPool(url, min_size=0, max_size=size, kwargs=options, check=check, open=True)
 
 
 def _spoken(isolation: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
@@ -97,6 +98,8 @@ def _replay(plan: Plan) -> str:
         "hourhand", "verify", "--faults", ",".join(plan.faults), "--minutes", f"{plan.minutes:g}", "--seed", str(plan.seed),
         "--rate", f"{plan.rate:g}", "--schedulers", str(plan.schedulers), "--workers", str(plan.workers), "--lease", f"{plan.lease:g}",
     ]  # fmt: skip
+    if plan.schema != "hourhand_verify":
+        parts += ["--schema", plan.schema]
     # A URL may hold a password.
     return shlex.join(parts) + (" --database-url ..." if plan.database_url else "")
 
@@ -107,7 +110,10 @@ async def _with_progress(plan: Plan) -> Result:
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:
         shown = progress.add_task("", total=1.0)
-        return await verify(plan, lambda what, share: progress.update(shown, description=what, completed=share))
+        work = asyncio.ensure_future(verify(plan, lambda what, share: progress.update(shown, description=what, completed=share)))
+        # Told to stop, it cleans up, as it does for Ctrl-C.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+        return await work
 
 
 def _as_json(plan: Plan, result: Result) -> dict[str, Any]:

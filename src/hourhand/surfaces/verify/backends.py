@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -31,22 +31,29 @@ async def admin(url: str) -> AsyncIterator[asyncpg.Connection]:
         connection.terminate()
 
 
-async def find_backend(connection: asyncpg.Connection, pattern: str = OURS, rng: Random | None = None) -> int:
-    """The process of one connection whose application_name is LIKE the pattern."""
+async def find_backend(
+    connection: asyncpg.Connection, pattern: str = OURS, rng: Random | None = None, ports: Collection[int] | None = None
+) -> int:
+    """The process of one connection whose application_name is LIKE the pattern; of those that come from `ports`, if given:
+    on a server that others use too, nobody else's."""
     rows = await connection.fetch(
         "SELECT pid FROM pg_stat_activity WHERE application_name LIKE $1 AND pid <> pg_backend_pid()"
-        " AND backend_type = 'client backend' ORDER BY application_name, pid",
+        " AND datname = current_database() AND backend_type = 'client backend' AND ($2::integer[] IS NULL OR client_port = ANY ($2))"
+        " ORDER BY application_name, pid",
         pattern,
+        None if ports is None else list(ports),
     )
     if not rows:
         raise LookupError(f"no connection is called {pattern!r}")
     return int((rng or Random()).choice(rows)["pid"])
 
 
-async def terminate_backend(url: str, pattern: str = OURS, rng: Random | None = None) -> int:
+async def terminate_backend(
+    url: str, pattern: str = OURS, rng: Random | None = None, ports: Collection[int] | None = None
+) -> int:
     """End one connection through SQL, which harms nobody else; its process."""
     async with admin(url) as connection:
-        pid = await find_backend(connection, pattern, rng)
+        pid = await find_backend(connection, pattern, rng, ports)
         await connection.execute("SELECT pg_terminate_backend($1)", pid)
         return pid
 

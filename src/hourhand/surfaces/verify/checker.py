@@ -17,7 +17,7 @@ from hourhand.surfaces.verify.accounting import (
     check_terminal_states,
     check_unknown_enqueues,
 )
-from hourhand.surfaces.verify.claims import check_needless, check_zombies
+from hourhand.surfaces.verify.claims import check_innocents, check_needless, check_zombies
 from hourhand.surfaces.verify.effects import check_balances, check_exactly_once, check_fences
 from hourhand.surfaces.verify.observations import Finding, Observations
 from hourhand.surfaces.verify.sink import Event
@@ -26,7 +26,7 @@ from hourhand.surfaces.verify.windows import WindowCheck, WindowCount, check_win
 CHECKS: tuple[Callable[[Observations], list[Finding]], ...] = (
     check_outcomes, check_unknown_enqueues, check_terminal_states, check_dead_letters, check_attempts,
     check_at_most_once, check_at_least_once, check_exactly_once, check_balances, check_fences, check_epochs,
-    check_zombies, check_needless,
+    check_zombies, check_needless, check_innocents,
 )  # fmt: skip
 """Besides the two of the windows."""
 

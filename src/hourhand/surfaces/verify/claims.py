@@ -60,3 +60,14 @@ def _begins(observations: Observations) -> dict[str, list[Event]]:
         if event.kind == "begin" and event.worker:
             found[event.run].append(event)
     return found
+
+
+def check_innocents(observations: Observations) -> list[Finding]:
+    """A run that does nothing wrong is charged nothing, whatever its neighbours do to their process; and a process ends only
+    when somebody ends it."""
+    findings = [
+        Finding("innocents", run.run_id, f"{run.task} never fails, and was charged {run.attempt} attempts")
+        for run in observations.runs
+        if run.task in observations.steady and run.attempt > 1
+    ]
+    return findings + [Finding("innocents", name, "it ended by itself") for name in observations.ended_by_themselves]

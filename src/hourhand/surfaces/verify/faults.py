@@ -185,7 +185,8 @@ class KillBackend(Fault):
             trace.healed_at = await arena.server.kill_backend(OURS, self.rng)
         else:
             trace.detail["how"] = "pg_terminate_backend"
-            trace.detail["pid"] = await terminate_backend(arena.admin_url, OURS, self.rng)
+            ports = {port for proxy in arena.proxies.values() for port in proxy.upstream_ports()}
+            trace.detail["pid"] = await terminate_backend(arena.admin_url, OURS, self.rng, ports)
             trace.healed_at = Clock.monotonic()
 
 

@@ -125,6 +125,10 @@ class Observations:
     """When each node that ended was declared dead, or stopped (seconds since the epoch)."""
     refusals: int = 0
     """Writes that the product itself turned away: a lost claim, an old epoch."""
+    steady: frozenset[str] = frozenset()
+    """Tasks that never fail by themselves: none of their runs needs a second attempt, whoever dies beside it."""
+    ended_by_themselves: list[str] = field(default_factory=list)
+    """Processes that ended though nobody had ended them, and how."""
     faults: tuple[str, ...] = ()
     """Those that were asked for."""
     traces: dict[str, FaultTrace] = field(default_factory=dict)

@@ -68,6 +68,11 @@ class Pair:
         self._tasks: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
 
+    @property
+    def upstream_port(self) -> int | None:
+        name = self._server.get_extra_info("sockname") if self._server is not None else None
+        return int(name[1]) if isinstance(name, tuple) else None
+
     def reset(self) -> None:
         for writer in (self._client, self._server):
             if writer is not None:

@@ -76,6 +76,10 @@ class Proxy:
         """How many connections stand now."""
         return len(self._pairs)
 
+    def upstream_ports(self) -> list[int]:
+        """The ports from which the server sees our connections come."""
+        return [port for pair in self._pairs if (port := pair.upstream_port) is not None]
+
     def passing(self) -> None:
         """Heal. What a black hole held is delivered, late, as TCP would: a statement may reach the server long after
         its client has given up on it."""

@@ -15,8 +15,9 @@ from hourhand.surfaces.verify.observations import FaultTrace, Firing
 from hourhand.surfaces.verify.passage import Counters
 from hourhand.surfaces.verify.sink import Event
 
-_STEADY = ("tick", "thread")
+STEADY = ("tick", "thread")
 """Tasks that end well or not at all: one that has begun and not ended was cut off."""
+_OF_THE_SERVER = ("restart server", "kill postmaster", "promote standby", "promote lagging standby", "kill backend")
 _WATCHED = 30.0
 """Seconds after a kill within which what it delayed must have been made up for."""
 
@@ -40,48 +41,49 @@ def recoveries(evidence: Evidence) -> dict[str, list[float]]:
     for place, trace in enumerate(evidence.traces):
         later = [one.at_wall for one in evidence.traces[place + 1 :] if one.missed is None and one.fault != "idle transaction"]
         until = min([trace.at_wall + _WATCHED, *later])
-        seconds = _recovery(trace, until, evidence) if trace.missed is None else None
-        if seconds is not None:
-            found[trace.fault].append(seconds)
+        seconds = _recovery(trace, until, evidence) if trace.missed is None else []
+        found[trace.fault] += seconds[:1]
+        if trace.fault == "kill worker":
+            found["kill worker, each run"] += seconds
     return dict(found)
 
 
-def _recovery(trace: Trace, until: float, evidence: Evidence) -> float | None:
+def _recovery(trace: Trace, until: float, evidence: Evidence) -> list[float]:
+    """Seconds; of a killed worker for each of its runs, the first one first."""
     if trace.fault == "kill worker":
         return _started_elsewhere(trace, evidence.events)
     if trace.fault == "kill scheduler":
         return _fired_again(trace, until, evidence)
-    if (
-        trace.fault in ("restart server", "kill postmaster", "promote standby", "promote lagging standby", "kill backend")
-        and trace.healed_at is not None
-    ):
+    if trace.healed_at is not None and trace.fault in _OF_THE_SERVER:
         accepts = trace.at_wall + trace.healed_at - trace.at_monotonic
         after = [one.fired_at.timestamp() for one in evidence.firings if one.fired_at.timestamp() > accepts]
-        return min(after) - accepts if after else None
-    return None
+        return [min(after) - accepts] if after else []
+    return []
 
 
-def _started_elsewhere(trace: Trace, events: Iterable[Event]) -> float | None:
-    """From the kill until the first of the runs that the process had begun, and not ended, began again."""
+def _started_elsewhere(trace: Trace, events: Iterable[Event]) -> list[float]:
+    """From the kill until each of the runs that the process had begun, and not ended, began again."""
     pid, killed = trace.detail["pid"], trace.at_wall
     open_runs: set[str] = set()
+    found = []
     for event in events:
         if event.at <= killed:
-            if event.pid == pid and event.kind == "begin" and event.task in _STEADY:
+            if event.pid == pid and event.kind == "begin" and event.task in STEADY:
                 open_runs.add(event.run)
             elif event.kind == "end":
                 open_runs.discard(event.run)
         elif event.kind == "begin" and event.run in open_runs and event.pid != pid:
-            return event.at - killed
-    return None
+            open_runs.discard(event.run)
+            found.append(event.at - killed)
+    return found
 
 
-def _fired_again(trace: Trace, until: float, evidence: Evidence) -> float | None:
+def _fired_again(trace: Trace, until: float, evidence: Evidence) -> list[float]:
     """From the kill until the last of what its shards then owed was fired: later firings are on time again."""
     since = evidence.nodes.get(trace.detail["pid"], [])
     place = bisect_right(since, (trace.at_wall, 2**62))
     if not place:
-        return None
+        return []
     node = since[place - 1][1]
     owner: dict[int, int] = {}
     worst: float | None = None
@@ -93,7 +95,7 @@ def _fired_again(trace: Trace, until: float, evidence: Evidence) -> float | None
             break
         elif owner.get(one.shard) == node and one.node != node and due < trace.at_wall + 2:
             worst = max(worst or 0.0, fired - max(due, trace.at_wall))
-    return worst
+    return [] if worst is None else [worst]
 
 
 def fault_traces(evidence: Evidence) -> dict[str, FaultTrace]:

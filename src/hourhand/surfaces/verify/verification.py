@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -31,11 +32,11 @@ from hourhand.surfaces.verify.faults import FAULTS, check_faults
 from hourhand.surfaces.verify.observations import Observations
 from hourhand.surfaces.verify.processes import Crew
 from hourhand.surfaces.verify.proxy import Proxy
-from hourhand.surfaces.verify.recovery import Evidence, fault_traces, read_logs, recoveries, refusals
+from hourhand.surfaces.verify.recovery import STEADY, Evidence, fault_traces, read_logs, recoveries, refusals
 from hourhand.surfaces.verify.scenario import NAMES, OPENING, VAULTS, plan_jobs
 from hourhand.surfaces.verify.server import ScratchServer
 from hourhand.surfaces.verify.sink import read_log
-from hourhand.surfaces.verify.workload import ACCOUNTS, SINK, TRANSFERS
+from hourhand.surfaces.verify.workload import ACCOUNTS, POISON, SINK, TRANSFERS
 from hourhand.surfaces.verify.workload import app as workload
 
 WORKLOAD = "hourhand.surfaces.verify.workload:app"
@@ -77,6 +78,10 @@ async def verify(plan: Plan, tell: Tell) -> Result:
     async with AsyncExitStack() as stack:
         directory = plan.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hourhand-verify-")))
         directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ConfigurationError(
+                f"{directory} is not empty; the record of another check would be taken for a part of this one"
+            )
         return await _verify(plan, tell, directory, stack)
 
 
@@ -96,8 +101,14 @@ async def _verify(plan: Plan, tell: Tell, directory: Path, stack: AsyncExitStack
     app = await stack.enter_async_context(_client_app(arena))
     client, witness = Client(app, plan.seed, plan.lease), Witness(arena.schema)
     injector = Injector(plan, arena)
+    odd: list[str] = []
     asking, breaking = asyncio.create_task(client.run()), asyncio.create_task(injector.run())
-    beside = [asking, breaking, asyncio.create_task(witness.watch(lambda: arena.admin_url)), asyncio.create_task(_revive(arena))]
+    beside = [
+        asking,
+        breaking,
+        asyncio.create_task(witness.watch(lambda: arena.admin_url)),
+        asyncio.create_task(_revive(arena, odd)),
+    ]
     try:
         while (now := datetime.fromtimestamp(Clock.machine(), UTC)) < until:
             share = max(0.0, (now - since) / (until - since))
@@ -120,7 +131,7 @@ async def _verify(plan: Plan, tell: Tell, directory: Path, stack: AsyncExitStack
     observations.accepted, observations.unknown = client.accepted, client.unknown
     observations.terminal_sightings = witness.sightings
     observations.initial_balances = dict.fromkeys((*NAMES, *VAULTS), OPENING)
-    observations.faults = plan.faults
+    observations.faults, observations.steady, observations.ended_by_themselves = plan.faults, frozenset(STEADY), odd
     async with admin(arena.admin_url) as connection:
         await collect(connection, arena.schema, names, observations)
         evidence = await _evidence(connection, arena, injector.traces, observations, log)
@@ -201,7 +212,7 @@ async def _refuse_foreign(arena: Arena) -> None:
     try:
         if await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", arena.schema):
             raise ConfigurationError(
-                f"the schema {arena.schema} is there already; verify makes its own and drops it afterwards. Choose another with --schema"
+                f"the schema {arena.schema} is there already; verify makes its own and drops it afterwards. Drop it if it is left from a check that was killed, or choose another with --schema"
             )
     finally:
         await connection.close()
@@ -290,13 +301,16 @@ async def _client_app(arena: Arena) -> AsyncIterator[Hourhand]:
         yield app
 
 
-async def _revive(arena: Arena) -> None:
-    """As a supervisor would: poison takes workers down, and somebody starts them again."""
+async def _revive(arena: Arena, odd: list[str]) -> None:
+    """As a supervisor would: poison takes workers down, and somebody starts them again. What ends in another way is odd."""
     while True:
         await asyncio.sleep(_REVIVE_EVERY)
-        for member in [
-            one for one in arena.crew.members.values() if one.wanted and not one.alive and one.process.returncode == 9
-        ]:
+        for member in [one for one in arena.crew.members.values() if one.wanted and not one.alive]:
+            code = member.process.returncode
+            if code == -signal.SIGKILL:
+                continue  # a fault's doing, and its to mend
+            if code != POISON or member.kind != "worker":
+                odd.append(f"{member.name}, with {code}: {member.text()[-300:]}")
             await arena.crew.restart(member, skew=member.skew)
 
 

@@ -14,6 +14,8 @@ from hourhand.surfaces.verify.sink import SinkClient, StaleFence
 
 SINK = "HOURHAND_VERIFY_SINK"
 ACCOUNTS, TRANSFERS = "verify_accounts", "verify_transfers"
+POISON = 9
+"""The exit code of a process that a poison run took down."""
 QUICK = Retry(max_attempts=8, base=0.3, cap=3)
 
 app = Hourhand(name="verify")
@@ -112,4 +114,4 @@ async def endless(ctx: Context) -> None:
 async def poison(ctx: Context) -> None:
     """Takes its process down."""
     await tell(ctx, "begin")
-    os._exit(9)
+    os._exit(POISON)
