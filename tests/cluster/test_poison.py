@@ -87,6 +87,26 @@ async def test_memory_a_giant_result_and_a_stubborn_handler(
     assert await worker.ended() == 0, "what was left behind does not keep the process"
 
 
+async def test_no_child_is_left_without_an_owner(fleet: Fleet, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    worker = fleet.worker("--concurrency", "2")
+    await fleet.alive(sql, 1)
+    nonsense = await (await app.enqueue("reports_nonsense", timeout=30)).wait(60)
+    assert nonsense.errors[0]["type"] == "InvalidPayload"
+    # Its time is over while its process is still loading.
+    run = await (await app.enqueue("isolated_nap", {"seconds": 0}, timeout=0.5, max_attempts=1, tags=["x"])).wait(60)
+    second = await (await app.enqueue("isolated_nap", {"seconds": 3600}, timeout=0.5, max_attempts=1)).wait(60)
+    assert {run.state, second.state} <= {"dead", "succeeded"}
+
+    async def children() -> int:
+        listing = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+        return sum("hourhand.engine.child" in line and line.split()[0] == str(worker.pid) for line in listing.splitlines())
+
+    async def few() -> bool:
+        return await children() <= 1
+
+    await until(few, "the children that were told to stop to be gone")
+
+
 async def test_runs_on_probation_are_claimed_apart_and_do_not_hold_up_the_healthy(
     fleet: Fleet, app: Hourhand, sql: asyncpg.Connection, schema: str
 ) -> None:

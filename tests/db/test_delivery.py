@@ -400,6 +400,32 @@ class TestExactlyOnce:
         assert [row[0] for row in await sql.fetch(f"SELECT run FROM {ledger} ORDER BY run")] == [first._number, second._number]
         assert await effects(sql, schema) == 2
 
+    async def test_a_task_that_outlives_its_run_is_told_so_and_nobody_hangs(self, app: Hourhand) -> None:
+        helpers: list[asyncio.Task[None]] = []
+        asked = asyncio.Event()
+
+        @app.task(queue="later")
+        async def follow() -> None: ...
+
+        async def helper() -> None:
+            await asked.wait()
+            await follow.enqueue()
+
+        @app.task(delivery="exactly_once")
+        async def first() -> None:
+            helpers.append(asyncio.create_task(helper()))
+
+        @app.task(retry=1)
+        async def second() -> None:
+            asked.set()
+            await helpers[0]
+
+        async with working(app, queues=["default"]):
+            await (await first.enqueue()).result(10)
+            run = await (await second.enqueue()).wait(10)
+        assert run.state == "dead"
+        assert "outlives its run" in run.errors[0]["message"]
+
     async def test_a_timeout_undoes_it_and_gives_the_connection_back(
         self, url: str, schema: str, sql: asyncpg.Connection, ledger: str
     ) -> None:
@@ -608,6 +634,37 @@ class TestInThreads:
             await asyncio.to_thread(failed.wait, 10)
         assert await written(sql, ledger) == []
 
+    async def test_no_place_in_the_pool_is_lost(self, url: str, schema: str, sql: asyncpg.Connection, ledger: str) -> None:
+        """Neither to a connection that broke while nobody used it, nor to a thread that is left behind, nor to one that got
+        its connection when its run was over."""
+        async with Hourhand(url, schema=schema, lease=3.0, grace=0.5, poll=1.0, transactions=1) as app:
+            go_on = threading.Event()
+
+            @app.task(delivery="exactly_once", retry=AT_ONCE)
+            def quick(ctx: Context) -> int:
+                with ctx.transaction() as connection:
+                    return int(connection.execute("SELECT 1").fetchone()[0])
+
+            @app.task(delivery="exactly_once", timeout=0.3, retry=1)
+            def hang(ctx: Context) -> None:
+                with ctx.transaction() as connection:
+                    connection.execute(f"INSERT INTO {ledger} (what) VALUES ('hung')")
+                    go_on.wait(20)
+
+            async with working(app):
+                assert await (await quick.enqueue()).result(10) == 1
+                await sql.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'hourhand run' AND datname = current_database() AND state = 'idle'"
+                )
+                assert await (await quick.enqueue()).result(20) == 1
+                # The second of them waits for the only connection, and its run is over before it has it.
+                both = [await hang.enqueue() for _ in range(2)]
+                assert {(await run.wait(10)).state for run in both} == {"dead"}
+                assert await (await quick.enqueue()).result(20) == 1
+                go_on.set()
+        assert await written(sql, ledger) == []
+
     @pytest.mark.parametrize("wrong", ["async engine", "text", "with in async", "sync engine in async"])
     async def test_the_wrong_form_is_refused_in_words(self, app: Hourhand, url: str, wrong: str) -> None:
         engine, awaited = (
@@ -694,6 +751,27 @@ class TestSteps:
             await (await buy.enqueue()).result(10)
         assert calls == [1]
         assert await written(sql, ledger) == ["bought"]
+
+    async def test_what_was_done_when_the_run_was_told_to_stop_is_kept(
+        self, app: Hourhand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from hourhand.storage.effects import EffectGateway
+
+        keep, calls = EffectGateway.keep_step, []
+
+        async def slow(self: EffectGateway, *arguments: Any) -> str:
+            await asyncio.sleep(0.5)
+            return await keep(self, *arguments)
+
+        monkeypatch.setattr(EffectGateway, "keep_step", slow)
+
+        @app.task(retry=AT_ONCE, timeout=0.2)
+        async def buy(ctx: Context) -> int:
+            return await ctx.once("charge", lambda: calls.append(1) or 7)  # type: ignore[func-returns-value, return-value]
+
+        async with working(app):
+            assert await (await buy.enqueue()).result(10) == 7
+        assert calls == [1]
 
     async def test_a_zombies_result_is_not_kept(self, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
         @app.task

@@ -193,3 +193,8 @@ async def transfer(ctx: Context, amount: int, die: str = "") -> str:
         if die == "inside" and first:
             os.kill(os.getpid(), signal.SIGKILL)
     return f"{charged <= ctx.fence}"
+
+
+@app.task(retry=Retry(max_attempts=1), isolation="process")
+def reports_nonsense(ctx: Context) -> None:
+    ctx.progress(float("nan"))
