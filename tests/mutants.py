@@ -25,6 +25,7 @@ SCHEDULES = "src/hourhand/storage/migrations/0002_schedules.sql"
 OVERLAP = "src/hourhand/storage/migrations/0003_runs_of_jobs.sql"
 JOBS = "src/hourhand/storage/migrations/0004_jobs.sql"
 SCHEMA = "src/hourhand/storage/migrations/0001_queue.sql"
+DELIVERY = "src/hourhand/storage/migrations/0005_delivery.sql"
 ENGINE = "src/hourhand/engine"
 
 
@@ -87,7 +88,7 @@ MUTANTS = [
            "tests/db/test_claim.py -k found_by_the_sweep"),
     Mutant("keys never freed", SCHEMA, "RETURNS trigger LANGUAGE plpgsql AS $$", "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;\nCREATE FUNCTION hourhand.unused() RETURNS trigger LANGUAGE plpgsql AS $$",
            "tests/db/test_worker.py -k edit_replay_purge"),
-    Mutant("no unique key", SCHEMA, "duplicate := run_id <> number;", "duplicate := false; run_id := number;",
+    Mutant("no unique key", DELIVERY, "duplicate := run_id <> number;", "duplicate := false; run_id := number;",
            "tests/db/test_enqueue.py -k key"),
     Mutant("history without its primary key", SCHEMA, "    PRIMARY KEY (run_id, scheduled_at)\n", "    CHECK (run_id > 0)\n",
            "tests/db/test_claim.py -k end_once"),
@@ -112,14 +113,14 @@ MUTANTS = [
     Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=LOCAL_CLOCK),
     Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=NOTHING_UNIQUE),
     Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
-    Mutant("a job leaves without its due firing", JOBS, "    ELSIF pending <= boundary THEN", "    ELSIF false THEN", "tests/db/test_policies.py -k not_lost_when"),
+    Mutant("a job leaves without its due firing", DELIVERY, "    ELSIF pending <= boundary THEN", "    ELSIF false THEN", "tests/db/test_policies.py -k not_lost_when"),
     Mutant("two runs at once in spite of overlap", OVERLAP, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
     Mutant("the next in the queue is forgotten", OVERLAP, "    IF number IS NULL THEN\n        DELETE FROM hourhand.live", "    IF true THEN\n        DELETE FROM hourhand.live",
            "tests/db/test_policies.py -k lets_the_next"),
     Mutant("a resume forgets the pause", JOBS, "WHERE at >= old.paused_at),", "WHERE false),", "tests/db/test_policies.py -k treats_the_pause"),
     Mutant("hints that come twice", FIRING, "(SELECT DISTINCT * FROM unnest($8::bigint[], $9::timestamptz[]) AS twice (schedule_id, at))", "unnest($8::bigint[], $9::timestamptz[])",
            "tests/db/test_scheduler.py -k comes_twice", also=((FIRING, "AS given\n        ON given.schedule_id", "AS given (schedule_id, at)\n        ON given.schedule_id"),)),
-    Mutant("chains end", OVERLAP, "WHEN (NEW.options ? 'then' AND", "WHEN (false AND", "tests/db/test_chains.py -k one_transaction"),
+    Mutant("chains end", DELIVERY, "WHEN (NEW.options ? 'then' AND", "WHEN (false AND", "tests/db/test_chains.py -k one_transaction"),
     Mutant("schedules collected under open transactions", JOBS, "        PERFORM FROM hourhand.schedules WHERE id = one FOR UPDATE SKIP LOCKED;", "        PERFORM FROM hourhand.schedules WHERE id = one;",
            "tests/db/test_jobs_api.py -k somebodys_open"),
     Mutant("an audit that sees nothing", "src/hourhand/core/account.py", "        return Line(at, UNEXPLAINED,", '        return Line(at, "fired",', "tests/db/test_ledger.py -k lost_run"),
@@ -129,7 +130,7 @@ MUTANTS = [
     Mutant("backfills made twice", JOBS, "DO UPDATE SET decided_at = clock_timestamp() WHERE again;", "DO UPDATE SET decided_at = clock_timestamp();",
            "tests/db/test_ledger.py -k each_run_once", also=(("src/hourhand/surfaces/past.py", "if one not in done and one not in wanted]", "if one not in done]"),)),
     Mutant("recovery does not mind what has begun", NODES, "WHEN lost.begun_at IS NOT NULL THEN 'lost' ", "", "tests/db/test_delivery.py -k had_begun_when"),
-    Mutant("effects are not unique", SCHEMA, "    token   bytea PRIMARY KEY,", "    token   bytea,", "tests/db/test_delivery.py -k of_two_that_run"),
+    Mutant("effects are not unique", DELIVERY, "    token   bytea PRIMARY KEY,", "    token   bytea,", "tests/db/test_delivery.py -k of_two_that_run"),
     Mutant("a zombie's transaction is committed", "src/hourhand/storage/atomic.py", "    if held and fresh:\n        await", "    if True:\n        await", "tests/db/test_delivery.py -k zombie_writes"),
     Mutant("what it enqueues goes its own way", "src/hourhand/storage/atomic.py", "return None if transaction is None else await transaction.connection()", "return None", "tests/db/test_delivery.py -k are_one"),
     Mutant("steps are forgotten", "src/hourhand/storage/effects.py", "return rows[0][0] if rows else None", "return None", "tests/db/test_delivery.py -k does_not_repeat"),

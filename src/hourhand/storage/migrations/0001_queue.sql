@@ -4,8 +4,7 @@
 --      ▲               ▲                 │
 --      │               └── hand back ────┤
 --      └───────── retry ─────────────────┼──▶ dead ──replay──▶ ready
---                  parked ◀── unknown, ──┘
---                             suspected
+--                  parked ◀── unknown ───┘
 --
 -- Each arrow is one statement that deletes the row here and inserts it there, so
 -- a run is never in two states, and never in none.
@@ -100,8 +99,8 @@ CREATE INDEX delayed_due ON hourhand.delayed (due_at);
 CREATE INDEX delayed_held ON hourhand.delayed (job_id, run_id) WHERE due_at = 'infinity';
 CREATE INDEX delayed_expiry ON hourhand.delayed (expires_at) WHERE expires_at IS NOT NULL;
 
--- Runs off everybody's claim path: those that met a worker without their task's code, taken by the next worker that has
--- it; and those on probation, whose worker died (crashes > 0), claimed apart from the healthy ones.
+-- Runs that met a worker without their task's code: off everybody's claim path,
+-- taken by the next worker that has it.
 CREATE TABLE hourhand.parked (
     parked_at    timestamptz NOT NULL DEFAULT now(),
     seq          bigint NOT NULL,
@@ -126,14 +125,11 @@ CREATE INDEX parked_expiry ON hourhand.parked (expires_at) WHERE expires_at IS N
 
 -- Claimed runs. (worker_id, run_id, token) is what every later write must match. Rows
 -- come and go but are never updated: what changes during a run lives in side tables,
--- so a transition may take its rows by ctid. The one exception is `begun_at`, set for an at-most-once run
--- before its handler starts: recovery that has seen the row without it finds a newer row in its place, leaves that
--- alone, and meets it at its next look.
+-- so a transition may take its rows by ctid.
 CREATE TABLE hourhand.running (
     worker_id    integer NOT NULL,
     token        bigint NOT NULL,
     claimed_at   timestamptz NOT NULL,
-    begun_at     timestamptz,
     seq          bigint NOT NULL,
     run_id       bigint NOT NULL,
     job_id       bigint,
@@ -183,8 +179,6 @@ CREATE TABLE hourhand.runs (
 
 CREATE INDEX runs_job ON hourhand.runs (job_id, scheduled_at DESC) WHERE job_id IS NOT NULL;
 
-CREATE INDEX runs_lost ON hourhand.runs (finished_at) WHERE outcome = 'lost';
-
 CREATE TABLE hourhand.runs_default PARTITION OF hourhand.runs DEFAULT;
 
 -- Runs that gave up, whole, until replayed or purged.
@@ -222,37 +216,6 @@ CREATE TABLE hourhand.keys (
 ) WITH (fillfactor = 80, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE INDEX keys_expiry ON hourhand.keys (expires_at) WHERE expires_at < 'infinity';
-
--- What exactly-once runs have done: written in the transaction of the run's own writes and its end, so the token is here
--- if and only if they are.
-CREATE TABLE hourhand.effects (
-    token   bytea PRIMARY KEY,
-    run_id  bigint NOT NULL,
-    made_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    result  jsonb
-);
-
-CREATE INDEX effects_age ON hourhand.effects (made_at);
-
--- The results of steps (`ctx.once`) that a retry of the run is not to repeat.
-CREATE TABLE hourhand.steps (
-    run_id  bigint NOT NULL,
-    name    text NOT NULL,
-    made_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    result  jsonb,
-    PRIMARY KEY (run_id, name)
-);
-
--- What workers say about the tasks they know: the timeout, and how long runs usually take (seconds; decayed, so that
--- old times are forgotten).
-CREATE TABLE hourhand.tasks (
-    name        text PRIMARY KEY,
-    timeout     double precision,
-    weight      double precision NOT NULL DEFAULT 0,
-    mean        double precision NOT NULL DEFAULT 0,
-    variance    double precision NOT NULL DEFAULT 0,
-    reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
-) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
 -- A running run that was asked to stop. The worker honours it; if the worker dies first,
 -- recovery does.
@@ -382,10 +345,7 @@ BEGIN
         WHERE options ? name AND NOT CASE WHEN jsonb_typeof(options->name) = 'number'
                                           THEN (options->name)::numeric BETWEEN least AND most ELSE false END;
         bad := coalesce(bad, (SELECT format('%s is not known', name) FROM jsonb_object_keys(options) AS name
-                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for', 'then', 'delivery') LIMIT 1));
-        IF options ? 'delivery' AND coalesce(options->>'delivery', '') NOT IN ('at_least_once', 'at_most_once', 'exactly_once') THEN
-            bad := 'delivery must be at_least_once, at_most_once or exactly_once';
-        END IF;
+                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for', 'then') LIMIT 1));
         IF bad IS NULL AND options ? 'then' AND (jsonb_typeof(options->'then') <> 'object'
                 OR coalesce(options->'then'->>'task', '') !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$') THEN
             bad := 'then must be an object that names a task';

@@ -146,8 +146,7 @@ CREATE TRIGGER end_live AFTER INSERT ON hourhand.runs
 CREATE TRIGGER end_live AFTER INSERT ON hourhand.dead
     FOR EACH ROW WHEN (NEW.options ? 'overlap') EXECUTE FUNCTION hourhand.end_live();
 
--- The next step of a chain, in the same transaction as the success of the one before. (A run that succeeded without being
--- started has found its effect on record: the step after it came with that.) What cannot be enqueued
+-- The next step of a chain, in the same transaction as the success of the one before. What cannot be enqueued
 -- becomes a dead letter: the success stands, and nothing is lost.
 CREATE FUNCTION hourhand.go_on() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -172,4 +171,4 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_
 END $$;
 
 CREATE TRIGGER go_on AFTER INSERT ON hourhand.runs
-    FOR EACH ROW WHEN (NEW.options ? 'then' AND NEW.outcome = 'succeeded' AND NEW.started_at IS NOT NULL) EXECUTE FUNCTION hourhand.go_on();
+    FOR EACH ROW WHEN (NEW.options ? 'then' AND NEW.outcome = 'succeeded') EXECUTE FUNCTION hourhand.go_on();

@@ -181,7 +181,7 @@ BEGIN
         -- Due, not fired yet, and its schedule is about to lose this job: the job has it now.
         PERFORM hourhand.make_up(old, ARRAY(
             SELECT DISTINCT at FROM unnest(due || pending) AS at
-            WHERE at >= pending AND at < boundary AND old.active_since <= at AND (old.paused_at IS NULL OR old.paused_at > at)
+            WHERE at BETWEEN pending AND boundary AND old.active_since <= at AND (old.paused_at IS NULL OR old.paused_at > at)
               AND (old.start_at IS NULL OR old.start_at <= at) AND (old.end_at IS NULL OR old.end_at > at)),
             old.missed_window, old.misfire_grace, 'missed before its schedule was changed');
     END IF;

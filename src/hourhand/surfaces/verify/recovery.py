@@ -42,6 +42,7 @@ def recoveries(evidence: Evidence) -> dict[str, list[float]]:
         later = [one.at_wall for one in evidence.traces[place + 1 :] if one.missed is None and one.fault != "idle transaction"]
         until = min([trace.at_wall + _WATCHED, *later])
         seconds = _recovery(trace, until, evidence) if trace.missed is None else []
+        seconds = [one for one in seconds if trace.at_wall + one <= until]
         found[trace.fault] += seconds[:1]
         if trace.fault == "kill worker":
             found["kill worker, each run"] += seconds
