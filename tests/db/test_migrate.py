@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from hourhand import Hourhand, SchemaMismatch
+from hourhand import Hourhand, RunHandle, SchemaMismatch
 from hourhand.storage import migrate as module
 from hourhand.storage import statements
 from hourhand.storage.migrate import Migration, applied_version, check_version, migrate, migrations, newest
+from tests.db.test_worker import working
 
 
 @pytest.fixture
@@ -52,6 +53,26 @@ async def test_of_ten_that_migrate_at_once_one_applies(url: str, sql: asyncpg.Co
         await asyncio.gather(*(one.close() for one in connections))
     assert sorted(map(len, applied)) == [0] * 9 + [newest(fresh)]
     assert await sql.fetchval(f"SELECT count(*) FROM {fresh}.migrations") == newest(fresh)
+
+
+async def test_work_that_waits_in_an_older_schema_goes_on_in_the_new_one(
+    url: str, sql: asyncpg.Connection, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "migrations", lambda schema: migrations(schema)[:4])
+    await migrate(sql, fresh)
+    await sql.execute(f"SELECT {fresh}.enqueue('count', '{{\"n\": 20}}')")
+    # A worker died under the old release: its run waits in its lane, as suspects did then.
+    await sql.execute(f"UPDATE {fresh}.ready SET crashes = 1")
+    monkeypatch.undo()
+    assert [one.version for one in await migrate(sql, fresh)] == [one.version for one in migrations(fresh)][4:]
+    async with Hourhand(url, schema=fresh) as app:
+
+        @app.task(delivery="exactly_once")
+        async def count(n: int) -> int:
+            return n + 1
+
+        async with working(app):
+            assert await RunHandle(app, 1, False).result(20) == 21
 
 
 async def test_a_newer_database_is_refused_and_left_alone(url: str, sql: asyncpg.Connection, schema: str) -> None:

@@ -34,6 +34,10 @@ def test_what_is_taken_from_the_dead_is_well() -> None:
     assert found(observed(2, (1, 1, 10, 0), (2, 2, 20, 5), ends={})) == [], "a retry may go to anybody"
 
 
+def test_a_zombie_may_begin_late_what_another_has_by_now() -> None:
+    assert found(observed(2, (2, 1, 20, 5), (1, 1, 10, 6), ends={1: 3})) == []
+
+
 def test_an_earlier_holder_that_ends_it_is_a_zombie() -> None:
     assert found(observed(1, (1, 1, 10, 0), (2, 1, 20, 5), ends={1: 3})) == ["zombies"]
 

@@ -42,7 +42,8 @@ def check_needless(observations: Observations) -> list[Finding]:
         for event in events:
             tries[event.attempt].append(event)
         for attempt, several in tries.items():
-            for before, after in pairwise(several):
+            # In the order in which they were claimed: a zombie may begin late what others have had since.
+            for before, after in pairwise(sorted(several, key=lambda event: event.fence)):
                 ended = observations.node_ends.get(before.worker)
                 if ended is None or ended > after.at + observations.clock_tolerance + 1:
                     gone = "is alive" if ended is None else "was alive until " + stamp(datetime.fromtimestamp(ended, UTC))
