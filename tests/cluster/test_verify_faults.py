@@ -117,7 +117,7 @@ async def test_each_fault_hits_and_heals(arena: Arena) -> None:
         await fault.heal(arena)
         assert trace.healed_at == healed
         await everybody_is_back(arena)
-    assert len(arena.retired) == 1
+    assert len(arena.retired) == 2, "one standby for each kind of replication"
 
 
 async def test_without_anybody_to_hit_it_says_so(tmp_path: Path) -> None:
