@@ -168,11 +168,14 @@ class TestAtMostOnce:
     ) -> None:
         from hourhand.storage.effects import EffectGateway
 
-        begin, calls, handles = EffectGateway.begin_runs, [], []
+        begin, calls, workers = EffectGateway.begin_runs, [], []
+
+        async def told_to_stop() -> bool:
+            return all(one.cause == "cancelled" for one in workers[0].executor.active.values())
 
         async def slow(self: EffectGateway, *arguments: Any) -> set[int]:
-            await app.runs.cancel(handles[0].id)
-            await asyncio.sleep(0.2)
+            await app.runs.cancel(arguments[1][0])
+            await until(told_to_stop, "the worker to hear of it")
             return await begin(self, *arguments)
 
         monkeypatch.setattr(EffectGateway, "begin_runs", slow)
@@ -181,9 +184,9 @@ class TestAtMostOnce:
         async def run() -> None:
             calls.append(1)
 
-        async with working(app):
-            handles.append(await run.enqueue())
-            assert (await handles[0].wait(10)).state == "cancelled"
+        async with working(app) as worker:
+            workers.append(worker)
+            assert (await (await run.enqueue()).wait(10)).state == "cancelled"
         assert calls == []
         assert (await where(sql, schema))["running"] == 0
 
@@ -757,16 +760,20 @@ class TestSteps:
     ) -> None:
         from hourhand.storage.effects import EffectGateway
 
-        keep, calls = EffectGateway.keep_step, []
+        keep, calls, contexts = EffectGateway.keep_step, [], []
+
+        async def told_to_stop() -> bool:
+            return bool(contexts[0].cancelled)
 
         async def slow(self: EffectGateway, *arguments: Any) -> str:
-            await asyncio.sleep(0.5)
+            await until(told_to_stop, "its time to be over")
             return await keep(self, *arguments)
 
         monkeypatch.setattr(EffectGateway, "keep_step", slow)
 
         @app.task(retry=AT_ONCE, timeout=0.2)
         async def buy(ctx: Context) -> int:
+            contexts.append(ctx)
             return await ctx.once("charge", lambda: calls.append(1) or 7)  # type: ignore[func-returns-value, return-value]
 
         async with working(app):

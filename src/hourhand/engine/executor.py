@@ -20,7 +20,6 @@ from hourhand.core import ids
 from hourhand.core.context import Context
 from hourhand.core.payload import check_report
 from hourhand.core.registry import Registry
-from hourhand.core.settings import Settings
 from hourhand.engine.caller import Active, Caller, Handler
 from hourhand.engine.completer import Completer
 from hourhand.engine.delivery import AT_LEAST_ONCE
@@ -71,7 +70,7 @@ class Executor:
         self._registry = registry
         self._node = node
         self._completer = completer
-        self._settings: Settings = settings
+        self._settings = settings
         self._threads = Threads()
         self._children = Children(reference, settings, self._report)
         self._caller = Caller(database, settings, self._threads, self._children)
@@ -121,9 +120,8 @@ class Executor:
         self._slots.append(slot)
 
     def _slot_ended(self, slot: asyncio.Task[None]) -> None:
-        if slot.cancelled() or slot.exception() is None or self.broken.done():
-            return
-        self.broken.set_exception(slot.exception() or RuntimeError("a slot ended"))
+        if not slot.cancelled() and (error := slot.exception()) is not None and not self.broken.done():
+            self.broken.set_exception(error)
 
     def feed(self, claims: list[Claim]) -> None:
         if any(one.crashes for one in claims):

@@ -109,7 +109,7 @@ def check_epochs(observations: Observations) -> list[Finding]:
     findings = []
     latest: dict[int, int] = {}
     owners: dict[tuple[int, int], int] = {}
-    for one in sorted(observations.firings, key=lambda one: (one.fired_at, one.seq or 0, one.epoch)):
+    for one in sorted(observations.firings, key=lambda one: (one.fired_at, one.epoch)):
         subject = f"shard {one.shard}"
         if one.epoch < latest.get(one.shard, one.epoch):
             words = f"node {one.node} fired schedule {one.schedule_id} at {stamp(one.fired_at)} under epoch {one.epoch}, after {latest[one.shard]}"

@@ -11,7 +11,6 @@ from hourhand.surfaces.verify.oracle import Job
 from hourhand.surfaces.verify.sink import Event
 
 OUTCOMES = ("succeeded", "dead", "cancelled", "skipped", "expired", "lost")
-DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,6 @@ class Firing:
     fired_at: datetime
     epoch: int
     node: int
-    seq: int | None = None
-    """Tells which of two firings of the same moment was first, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

