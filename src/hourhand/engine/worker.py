@@ -187,6 +187,7 @@ class Worker:
         self.claimer.forget()
 
     def _returned(self) -> None:
+        self._known = False  # what was said about the tasks while the database was away has not been heard
         self.completer.rebase(self.node.id)
         self.claimer.forget()
         self.executor.wake_all()
