@@ -39,6 +39,14 @@ class NotPossible(HourhandError):
     """The run exists, but is not in a state in which this can be done."""
 
 
+class Forbidden(HourhandError, PermissionError):
+    """Who asked may not do this, or not here."""
+
+
+class PreconditionFailed(HourhandError):
+    """It has changed since the caller looked at it. Nothing was written."""
+
+
 class DatabaseUnavailable(HourhandError, ConnectionError):
     """The database cannot be reached."""
 

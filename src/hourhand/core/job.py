@@ -133,7 +133,7 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
         raise InvalidOption("anchor is where an interval is counted from; this schedule is no interval")
     start, end = instant("start_at", given.start_at), instant("end_at", given.end_at)
     _check_window(name, schedule, start, end, now)
-    definition = registry.tasks.get(task)
+    definition = registry.find(task)
     special = _given(given)
     kept = merge(_NOTHING, special) if special else _NOTHING
     payload = {} if given.payload is None else given.payload

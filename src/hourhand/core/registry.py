@@ -18,12 +18,20 @@ Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 class Registry:
     def __init__(self) -> None:
         self.tasks: dict[str, TaskDefinition] = {}
+        self.targets: dict[str, TaskDefinition] = {}
+        """What runs can call without any code of the app: HTTP, commands. A task of the same name comes first."""
         self.jobs: dict[str, Any] = {}
         """Declared jobs: what was said about each."""
         self.middleware: list[Middleware] = []
         self.startup: list[Hook] = []
         self.shutdown: list[Hook] = []
         self.state = SimpleNamespace()
+
+    def find(self, name: str) -> TaskDefinition | None:
+        return self.tasks.get(name) or self.targets.get(name)
+
+    def everything(self) -> dict[str, TaskDefinition]:
+        return {**self.targets, **self.tasks}
 
     def add(self, definition: TaskDefinition) -> None:
         known = self.tasks.get(definition.name)

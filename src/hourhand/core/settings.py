@@ -55,6 +55,32 @@ class Settings:
     retention: float = _setting(90.0, "HOURHAND_RETENTION", "days for which the history and the ledger are kept")
     keep_finished: float = _setting(1.0, "HOURHAND_KEEP_FINISHED", "days for which a one-off job is kept after it has run")
 
+    http_allow: str = _setting(
+        "",
+        "HOURHAND_HTTP_ALLOW",
+        "private addresses that HTTP jobs may call all the same: networks, host names or host:port, separated by commas",
+    )
+    http_concurrency: int = _setting(
+        1_000, "HOURHAND_HTTP_CONCURRENCY", "calls that a worker has open at a time for HTTP jobs, besides its slots"
+    )
+    webhook_secret: str | None = _setting(
+        None, "HOURHAND_WEBHOOK_SECRET", "secret with which HTTP jobs sign their calls, as whsec_ and base64"
+    )
+    allow_commands: str = _setting(
+        "", "HOURHAND_ALLOW_COMMANDS", "programs that command jobs may start, separated by commas; none by default"
+    )
+    secret_fields: str = _setting(
+        "password,secret,api_key,authorization",
+        "HOURHAND_SECRET_FIELDS",
+        "names of payload fields that are never shown, at any depth, separated by commas",
+    )
+    encryption_keys: str | None = _setting(
+        None,
+        "HOURHAND_ENCRYPTION_KEYS",
+        "keys for payloads at rest, as id:base64 of 32 bytes, separated by commas; the first one encrypts, all decrypt",
+    )
+    log_lines: int = _setting(1_000, "HOURHAND_LOG_LINES", "log lines that are kept with each run; 0: none")
+
     def __post_init__(self) -> None:
         for name, unit in (
             ("lease", "seconds"),
@@ -65,12 +91,15 @@ class Settings:
             ("loop_limit", "seconds"),
             ("cancel_grace", "seconds"),
             ("transactions", "connections"),
+            ("http_concurrency", "calls"),
         ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number of {unit}, not {value!r}")
         if not isinstance(self.keep_finished, (int, float)) or not 0 <= self.keep_finished < math.inf:
             raise ConfigurationError(f"keep_finished must be a number of days, not {self.keep_finished!r}")
+        if not isinstance(self.log_lines, int) or not 0 <= self.log_lines <= 1_000_000:
+            raise ConfigurationError(f"log_lines must be a number from 0 to 1000000, not {self.log_lines!r}")
         if not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
         if not isinstance(self.child_memory, int) or (self.child_memory and self.child_memory < LEAST_MEMORY):

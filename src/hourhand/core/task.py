@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -67,6 +67,10 @@ class TaskDefinition:
     delivery: str = DELIVERIES[0]
     max_memory: int | None = None
     """Bytes of address space for the child process."""
+    light: bool = False
+    """It only ever waits for others: its runs take no slot of the worker."""
+    vet: Callable[[dict[str, Any]], Awaitable[None]] | None = None
+    """A look at a payload when a job is made of it, beyond its types."""
 
 
 def define_task(

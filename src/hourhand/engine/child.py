@@ -101,7 +101,7 @@ class Desk:
 
 
 async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: Desk) -> dict[str, Any]:
-    definition = registry.tasks[order["task"]]
+    definition = registry.everything()[order["task"]]
     claim = SimpleNamespace(**{name: order[name] for name in ("queue", "tags", "token", "worker", "options", "payload")})
     context = Context(
         order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"], claim,

@@ -79,11 +79,12 @@ class Executor:
         self._stopping = False
         self._unknown: set[str] = set()
         self._healthy, self._suspects = Bench(), Bench()
-        self.handlers = {name: Handler(one, registry, self._threads) for name, one in registry.tasks.items()}
+        self.handlers = {name: Handler(one, registry, self._threads) for name, one in registry.everything().items()}
         self.concurrency = concurrency
         self.deque = self._healthy.deque
         self.active: dict[int, Active] = {}
         self._on_probation = 0
+        self._light: set[asyncio.Task[None]] = set()
         self.left_behind = 0
         """Handlers that ignored their cancellation and are still there."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,7 +107,7 @@ class Executor:
     @property
     def busy(self) -> int:
         """Slots for healthy runs that have one."""
-        return len(self.active) - self._on_probation
+        return len(self.active) - self._on_probation - len(self._light)
 
     def start(self) -> None:
         for _ in range(self.concurrency):
@@ -173,7 +174,7 @@ class Executor:
             while bench.deque:
                 self._completer.hand_back(bench.deque.pop())
         self.wake_all()
-        pending = set(self._slots)
+        pending = {*self._slots, *self._light}
         while pending and finish_within() > 0:
             _, pending = await asyncio.wait(pending, timeout=min(0.1, max(0.01, finish_within())))
         for active in list(self.active.values()):
@@ -209,7 +210,11 @@ class Executor:
                 handler = self.handlers.get(claim.task)
                 if handler is None:
                     self._stranger(claim)
-                elif (active := self._admit(claim, handler, me)) is not None:
+                elif (active := self._admit(claim, handler, me)) is None:
+                    pass
+                elif handler.definition.light and not active.apart and len(self._light) < self._settings.http_concurrency:
+                    self._set_apart(active)
+                else:
                     await self._execute(active)
                     if active.left_behind:
                         return  # another slot has taken this one's place
@@ -275,6 +280,18 @@ class Executor:
             raise error
         self._settler.settle(active, result, error)
 
+    def _set_apart(self, active: Active) -> None:
+        """A run that only waits for others takes no slot: a task of its own does the waiting."""
+        active.task = asyncio.create_task(self._execute_apart(active), name=f"light-{active.claim.run_number}")
+        self._light.add(active.task)
+        active.task.add_done_callback(self._light.discard)
+
+    async def _execute_apart(self, active: Active) -> None:
+        try:
+            await self._execute(active)
+        except Exception as error:
+            self._settler.mishap(active.claim, error, active)
+
     def _forget(self, active: Active) -> bool:
         # After a rebirth the same run may be here a second time, under its new claim.
         if self.active.get(active.claim.run_number) is not active:
@@ -299,6 +316,9 @@ class Executor:
             active.closing = True
             self._undoing = asyncio.create_task(active.transaction.undo())
         self._settler.settle(active, None, asyncio.CancelledError())
+        if active.task in self._light:
+            self._light.remove(active.task)
+            return
         self._slots.remove(active.task)
         self._start_slot(self._suspects if active.claim.crashes else self._healthy)
 

@@ -63,7 +63,7 @@ class Worker:
         info = {
             "queues": sorted(options.queues) if options.queues is not None else None,
             "concurrency": options.concurrency,
-            "tasks": sorted(registry.tasks),
+            "tasks": sorted(registry.everything()),
             **options.labels,
         }
         self.node = Node(database, settings, "worker", info)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from random import Random
 from typing import Any, TypeVar, cast
 
 import asyncpg
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, EmbeddedServerError, LockTimeout, StatementRefused
+from hourhand.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    EmbeddedServerError,
+    HourhandError,
+    LockTimeout,
+    StatementRefused,
+)
 from hourhand.core.settings import Settings
 from hourhand.storage import statements
 from hourhand.storage.carriers import psycopg_pool
@@ -20,6 +28,7 @@ from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import check_version, migrate
 
 T = TypeVar("T")
+_TOGETHER: ContextVar[tuple[Database, asyncpg.Connection] | None] = ContextVar("hourhand_together", default=None)
 
 COMMAND_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
@@ -245,7 +254,38 @@ class Database:
         rows = await self.fetch(name, *args)
         return rows[0][0] if rows else None
 
+    @contextlib.asynccontextmanager
+    async def together(self) -> AsyncIterator[asyncpg.Connection]:
+        """What this task does through this database until the end commits together, or not at all. One inside another joins it."""
+        joined = _TOGETHER.get()
+        if joined is not None and joined[0] is self:
+            yield joined[1]
+            return
+        try:
+            pool = await self.pool()
+            async with pool.acquire() as member, member.transaction():
+                connection = cast(asyncpg.Connection, member)
+                token = _TOGETHER.set((self, connection))
+                try:
+                    yield connection
+                finally:
+                    _TOGETHER.reset(token)
+        except HourhandError:
+            raise
+        except _LOST as error:
+            raise DatabaseUnavailable(_unreachable(error)) from error
+        except asyncpg.PostgresError as error:
+            raise StatementRefused(f"the database refused: {error}") from error
+
+    @property
+    def joined(self) -> asyncpg.Connection | None:
+        """The connection on which things are being done together, if they are."""
+        joined = _TOGETHER.get()
+        return joined[1] if joined is not None and joined[0] is self else None
+
     async def using(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+        if (joined := self.joined) is not None:
+            return await work(joined)
         try:
             pool = await self.pool()
             async with pool.acquire() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextvars import Context
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -45,7 +46,7 @@ class Waker:
 
     def _start(self) -> None:
         if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send(), name="hourhand-waker")
+            self._sender = asyncio.create_task(self._send(), name="hourhand-waker", context=Context())
 
     async def _send(self) -> None:
         while self._lowest or self._words:
@@ -84,7 +85,7 @@ class Combiner:
             return int((await self._link.fetch("enqueue_plain", lane, task, payload))[0][0])
         finally:
             if self._waiting:
-                self._sender = asyncio.create_task(self._send(), name="hourhand-enqueuer")
+                self._sender = asyncio.create_task(self._send(), name="hourhand-enqueuer", context=Context())
             else:
                 self._busy = False
 

@@ -186,7 +186,7 @@ class Hourhand:
         except ConfigurationError as error:
             raise InvalidOption(str(error)) from None
         merged = merge(EnqueueOptions(), options)
-        definition = self.registry.tasks.get(task)
+        definition = self.registry.find(task)
         text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
         queue = merged.queue or (definition.queue if definition else "default")
         priority = merged.priority or (definition.priority if definition else "normal")

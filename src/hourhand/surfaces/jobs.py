@@ -250,7 +250,7 @@ class Jobs(Verbs):
         stored = await self._find(door, name)
         text = None
         if payload is not None:
-            task = self._app.registry.tasks.get(stored.definition.task)
+            task = self._app.registry.find(stored.definition.task)
             text = task.codec.encode(payload) if task else encode_untyped(stored.definition.task, payload)
         run, outcome = tuple(await door.row("trigger_job", stored.number, text, force))[:2]
         return Triggered(None if run is None else ids.run_id(run), outcome)
@@ -385,7 +385,7 @@ class Jobs(Verbs):
     async def _queue_number(self, queue: str | None, task: Any) -> None:
         """Known before any transaction of the caller's is touched: a new queue must not wait for its end."""
         name = getattr(task, "name", task)
-        definition = self._app.registry.tasks.get(name) if isinstance(name, str) else None
+        definition = self._app.registry.find(name) if isinstance(name, str) else None
         for one in {queue, definition.queue if definition else "default"} - {None}:
             if isinstance(one, str) and one not in self._queues:
                 checked = merge(EnqueueOptions(), {"queue": one}).queue

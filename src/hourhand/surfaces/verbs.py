@@ -140,7 +140,7 @@ class Dead(Verbs):
     async def edit(self, run_id: str | int, payload: dict[str, Any]) -> RunView:
         """Replace the payload; checked against the task's signature when this app has the task."""
         run = await self.show(run_id)
-        definition = self._registry.tasks.get(run.task)
+        definition = self._registry.find(run.task)
         text = definition.codec.encode(payload) if definition else encode_untyped(run.task, payload)
         database = await self._open()
         if not await database.fetch("edit_dead", ids.parse_run_id(run_id), text):

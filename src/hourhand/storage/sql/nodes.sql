@@ -187,6 +187,13 @@ old_steps AS (
         SELECT s.ctid FROM hourhand.steps s WHERE made_at < now() - interval '1 minute'
             AND EXISTS (SELECT FROM hourhand.runs r WHERE r.run_id = s.run_id) LIMIT 10000))
     RETURNING 1),
+old_sessions AS (
+    DELETE FROM hourhand.sessions WHERE expires_at < now() RETURNING 1),
+old_requests AS (
+    -- As long as a client may still repeat one.
+    DELETE FROM hourhand.requests WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.requests WHERE made_at < now() - interval '24 hours' LIMIT 10000))
+    RETURNING 1),
 settled AS (
     UPDATE hourhand.nodes n SET settled = true
     WHERE NOT settled AND coalesce(stopped_at, died_at) < now() - interval '1 hour'
@@ -198,10 +205,10 @@ SELECT (SELECT count(*) FROM old_keys) AS keys, (SELECT count(*) FROM old_cancel
 
 -- name: add_partitions
 SELECT hourhand.add_partition(parent, ((now() AT TIME ZONE 'UTC')::date + ahead)::date)
-FROM unnest(ARRAY['runs', 'firings']) AS parent, generate_series(0, 3) AS ahead;
+FROM unnest(ARRAY['runs', 'firings', 'lines']) AS parent, generate_series(0, 3) AS ahead;
 
 -- name: old_partitions
-SELECT hourhand.old_partitions(parent, now() - make_interval(secs => $1)) FROM unnest(ARRAY['runs', 'firings']) AS parent;
+SELECT hourhand.old_partitions(parent, now() - make_interval(secs => $1)) FROM unnest(ARRAY['runs', 'firings', 'lines']) AS parent;
 
 -- name: drop_partition
 SELECT hourhand.drop_partition($1);
@@ -227,9 +234,13 @@ old_spans AS (
 old_effects AS (
     DELETE FROM hourhand.effects WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.effects WHERE made_at < now() - make_interval(secs => $1) LIMIT $2))
+    RETURNING 1),
+old_lines AS (
+    DELETE FROM hourhand.lines_default WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM hourhand.lines_default WHERE at < now() - make_interval(secs => $1) LIMIT $2))
     RETURNING 1)
 SELECT (SELECT count(*) FROM old_runs) + (SELECT count(*) FROM old_firings) + (SELECT count(*) FROM old_decisions)
-     + (SELECT count(*) FROM old_spans) + (SELECT count(*) FROM old_effects) AS rows;
+     + (SELECT count(*) FROM old_spans) + (SELECT count(*) FROM old_effects) + (SELECT count(*) FROM old_lines) AS rows;
 
 -- name: collect_jobs
 -- One-off jobs whose instant was $1 seconds ago, and whose runs have all ended; at most $2.

@@ -11,22 +11,8 @@ import typer
 from hourhand.core.clock import Clock
 from hourhand.core.errors import InvalidOption
 from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import (
-    App,
-    AsJson,
-    Data,
-    Exit,
-    Schema,
-    Url,
-    counted,
-    err,
-    instant,
-    make_app,
-    out,
-    polite,
-    print_json,
-    run,
-)
+from hourhand.surfaces.cli.common import AsJson, Exit, counted, err, instant, out, polite, print_json, run
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.cli.progress import bar
 from hourhand.surfaces.cli.why import stamp
@@ -35,7 +21,9 @@ from hourhand.surfaces.past import Backfill
 LOOK_EVERY = 0.5
 
 
+@connected
 def backfill_job(
+    app: Hourhand,
     name: Job,
     since: Annotated[
         datetime,
@@ -57,10 +45,6 @@ def backfill_job(
         bool, typer.Option("--cancel", help="Call off what a backfill of this period has not started yet.")
     ] = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Runs for the firings of a past period that have not succeeded, each once, however often this is asked for.
 
@@ -71,7 +55,7 @@ def backfill_job(
     """
     end = until or Clock().instant()
     polite(lambda: _check_options(since, end, dry_run, again, no_wait, cancel))
-    loaded = make_app(app, database_url, data, schema)
+    loaded = app
     period = (name, since, end)
     if cancel:
         count = run(loaded, lambda app: app.jobs.cancel_backfill(*period))

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import asyncpg
@@ -31,7 +30,6 @@ from hourhand.core.errors import (
     UnknownJob,
     UnknownRun,
 )
-from hourhand.engine.reference import load_app
 from hourhand.surfaces.app import Hourhand
 
 T = TypeVar("T")
@@ -55,32 +53,11 @@ class Exit(IntEnum):
     UNAVAILABLE = 5
 
 
-App = Annotated[str | None, typer.Option("--app", help="The app, as module:name or file.py:name.")]
-Url = Annotated[
-    str | None,
-    typer.Option("--database-url", help="PostgreSQL to use instead of the embedded one.", envvar="HOURHAND_DATABASE_URL"),
-]
-Data = Annotated[Path | None, typer.Option("--data", help="Directory of the embedded PostgreSQL.", envvar="HOURHAND_DATA")]
-Schema = Annotated[str | None, typer.Option("--schema", help="The schema that holds everything.", envvar="HOURHAND_SCHEMA")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 OnlyTask = Annotated[str | None, typer.Option("--task", help="Only this task.")]
 OnlyQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
 OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
-
-
-def make_app(app: str | None, url: str | None, data: Path | None, schema: str | None) -> Hourhand:
-    """The app that was named, or an empty one: enough for everything that needs no task code."""
-
-    def make() -> Hourhand:
-        if app is None:
-            return Hourhand(url, data=data, schema=schema)
-        loaded: Hourhand = load_app(app)
-        if url is not None or data is not None or schema is not None:
-            loaded.configure(database_url=url, data=data, schema=schema)
-        return loaded
-
-    return polite(make)
 
 
 def run(app: Hourhand, work: Callable[[Hourhand], Awaitable[T]]) -> T:

@@ -10,21 +10,16 @@ import typer
 from hourhand.core.clock import Clock
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import (
-    App,
     AsJson,
-    Data,
     OnlyQueue,
     OnlyTag,
     OnlyTask,
-    Schema,
-    Url,
     Yes,
     ago,
     err,
     fixed,
     folded,
     instant,
-    make_app,
     out,
     plain,
     polite,
@@ -32,6 +27,7 @@ from hourhand.surfaces.cli.common import (
     run,
     table,
 )
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.editing import edit_payload, read_payload
 from hourhand.surfaces.cli.runs import Run, print_run
 from hourhand.surfaces.cli.selection import Selection, act_on, end, filters_of, letters, named
@@ -57,7 +53,9 @@ Everything = Annotated[bool, typer.Option("--all", help="Every dead letter there
 
 
 @commands.command("list")
+@connected
 def list_dead(
+    app: Hourhand,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
     tag: OnlyTag = None,
@@ -66,17 +64,13 @@ def list_dead(
     before: Before = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest to die first.")] = 50,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """The runs that gave up, the latest first, each with its last error.
 
     Example: hourhand dead list --task send_invoice --error ConnectionError --since 2h
     """
     filters = filters_of(task, queue, tag, error, since, before)
-    found = run(make_app(app, database_url, data, schema), lambda app: app.dead.list(limit=limit, **filters))
+    found = run(app, lambda app: app.dead.list(limit=limit, **filters))
     if as_json:
         print_json(found)
         return
@@ -96,16 +90,14 @@ def list_dead(
 
 
 @commands.command("show")
+@connected
 def show_dead(
+    app: Hourhand,
     run_id: Run,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Everything about one dead letter: its payload, and the error of each attempt."""
-    found = run(make_app(app, database_url, data, schema), lambda app: app.dead.show(run_id))
+    found = run(app, lambda app: app.dead.show(run_id))
     if as_json:
         print_json(found)
     else:
@@ -113,17 +105,15 @@ def show_dead(
 
 
 @commands.command("edit")
+@connected
 def edit_dead(
+    app: Hourhand,
     run_id: Run,
     payload: Annotated[str | None, typer.Option("--payload", metavar="JSON", help="The new payload, a JSON object.")] = None,
     payload_file: Annotated[
         str | None, typer.Option("--payload-file", metavar="FILE", help="Read the new payload from a file; - is standard input.")
     ] = None,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Change a dead letter's payload: by option, from a file, or in $EDITOR. Replay it afterwards.
 
@@ -131,7 +121,7 @@ def edit_dead(
 
     Example: hourhand dead edit r_1f3k --payload '{"invoice_id": 7}'
     """
-    loaded = make_app(app, database_url, data, schema)
+    loaded = app
     if payload is None and payload_file is None:
         saved, changed = edit_payload(loaded, run_id)
     else:
@@ -146,7 +136,9 @@ def edit_dead(
 
 
 @commands.command("replay")
+@connected
 def replay_dead(
+    app: Hourhand,
     run_ids: RunIds = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -158,10 +150,6 @@ def replay_dead(
     everything: Everything = False,
     yes: Yes = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Send dead letters back to their queues, with fresh attempts and under their old ids.
 
@@ -178,7 +166,7 @@ def replay_dead(
         done.extend(answer.replayed)
         blocked.extend(answer.blocked)
 
-    missing = act_on(make_app(app, database_url, data, schema), chosen, "replay", replay)
+    missing = act_on(app, chosen, "replay", replay)
     if as_json:
         print_json({"replayed": done, "blocked": blocked, "missing": missing})
     else:
@@ -189,7 +177,9 @@ def replay_dead(
 
 
 @commands.command("purge")
+@connected
 def purge_dead(
+    app: Hourhand,
     run_ids: RunIds = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -201,10 +191,6 @@ def purge_dead(
     everything: Everything = False,
     yes: Yes = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Throw dead letters away: their errors stay in the history, their payloads are gone for good.
 
@@ -217,7 +203,7 @@ def purge_dead(
         nonlocal done
         done = await app.dead.purge(*found, **options)
 
-    missing = act_on(make_app(app, database_url, data, schema), chosen, "purge", purge)
+    missing = act_on(app, chosen, "purge", purge)
     if as_json:
         print_json({"purged": done, "missing": missing})
     else:

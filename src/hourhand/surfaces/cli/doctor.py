@@ -21,7 +21,9 @@ from hourhand.core.zones import tzdata_version
 from hourhand.storage.database import Database
 from hourhand.storage.embedded import default_data
 from hourhand.storage.migrate import OLDEST_SERVER, check_version, newest
-from hourhand.surfaces.cli.common import App, AsJson, Data, Exit, Schema, Url, make_app, out, plain, polite, print_json, span
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.common import AsJson, Exit, out, plain, polite, print_json, span
+from hourhand.surfaces.cli.connection import on_database
 
 WORST_SKEW = 1.0
 CROWDED = 0.8
@@ -42,18 +44,16 @@ class Check(msgspec.Struct, frozen=True):
     says: str
 
 
+@on_database
 def doctor(
+    app: Hourhand,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Check the database, the schema, the clocks, the workers and schedulers, and say what to do about what is wrong.
 
     Ends with 1 if a check fails; warnings alone end with 0.
     """
-    settings = make_app(app, database_url, data, schema).settings
+    settings = app.settings
     checks = polite(lambda: asyncio.run(examine(settings)))
     if as_json:
         print_json(checks)

@@ -13,28 +13,18 @@ import typer
 
 from hourhand.core.errors import InvalidOption
 from hourhand.engine.logs import configure_logs
+from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli import job_options as options
-from hourhand.surfaces.cli.common import (
-    App,
-    AsJson,
-    Data,
-    Exit,
-    Schema,
-    Url,
-    err,
-    make_app,
-    out,
-    plain,
-    polite,
-    print_json,
-    run,
-)
+from hourhand.surfaces.cli.common import AsJson, Exit, err, out, plain, polite, print_json, run
+from hourhand.surfaces.cli.connection import Data, Schema, Url, connected, make_app
 from hourhand.surfaces.cli.job_file import add_file
 from hourhand.surfaces.cli.job_views import print_changed
 from hourhand.surfaces.deployment import NEWER
 
 
+@connected
 def add_job(
+    app: Hourhand,
     ctx: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="What the job is called.", show_default=False)] = None,
     schedule: options.Expression = None,
@@ -67,10 +57,6 @@ def add_job(
         ),
     ] = None,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Add a job, or with --file very many: all of them, or, if one cannot be, none.
 
@@ -83,7 +69,7 @@ def add_job(
     """
     given = polite(lambda: options.given_in(ctx.params))
     if file is not None:
-        added = polite(lambda: add_file(make_app(app, database_url, data, schema), name, given, file, replace))
+        added = polite(lambda: add_file(app, name, given, file, replace))
         if as_json:
             print_json(added)
         else:
@@ -91,7 +77,7 @@ def add_job(
             out.print(", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "added"))
         return
     word = polite(lambda: _named(name))
-    loaded = make_app(app, database_url, data, schema)
+    loaded = app
     view = run(loaded, lambda app: options.reworded(app.jobs.add(word, replace=replace, **given)))
     print_changed(view, as_json)
 
@@ -102,7 +88,9 @@ def _named(name: str | None) -> str:
     return name
 
 
+@connected
 def update_job(
+    app: Hourhand,
     ctx: typer.Context,
     name: options.Job,
     schedule: options.Expression = None,
@@ -139,10 +127,6 @@ def update_job(
     then: options.Then = None,
     no_then: Annotated[bool, typer.Option("--no-then", help="Nothing follows.")] = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Change what is given and leave the rest. A job whose schedule stays keeps its pending firing.
 
@@ -151,7 +135,7 @@ def update_job(
     Example: hourhand jobs update weekly --schedule "30 8 * * 1" --no-end-at
     """
     changes = polite(lambda: options.changes_in(ctx.params))
-    view = run(make_app(app, database_url, data, schema), lambda app: app.jobs.update(name, **changes))
+    view = run(app, lambda app: app.jobs.update(name, **changes))
     print_changed(view, as_json)
 
 

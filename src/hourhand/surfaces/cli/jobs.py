@@ -14,26 +14,22 @@ from hourhand.core.job import MISSED
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.backfill import backfill_job
 from hourhand.surfaces.cli.common import (
-    App,
     AsJson,
-    Data,
     Exit,
     OnlyQueue,
     OnlyTask,
-    Schema,
-    Url,
     Yes,
     ask,
     counted,
     each,
     err,
-    make_app,
     out,
     plain,
     polite,
     print_json,
     run,
 )
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.job_definitions import add_job, deploy_jobs, update_job
 from hourhand.surfaces.cli.job_options import Job, Payload, payload_of
 from hourhand.surfaces.cli.job_views import plain_view, print_job, print_jobs, runs_table
@@ -63,14 +59,12 @@ commands.command("update")(update_job)
 
 
 @commands.command("delete")
+@connected
 def delete_jobs(
+    app: Hourhand,
     names: Names,
     yes: Yes = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Jobs go; their runs, waiting or ended, stay.
 
@@ -87,14 +81,16 @@ def delete_jobs(
         await app.jobs.delete(name)
         return {"outcome": "deleted"}
 
-    each(make_app(app, database_url, data, schema), names, "job", delete, lambda one: f"{one['job']} is deleted", as_json)
+    each(app, names, "job", delete, lambda one: f"{one['job']} is deleted", as_json)
 
 
 commands.command("deploy")(deploy_jobs)
 
 
 @commands.command("list")
+@connected
 def list_jobs(
+    app: Hourhand,
     state: Annotated[
         str | None,
         typer.Option("--state", autocompletion=lambda: list(STATES), help=f"One of {', '.join(STATES)}."),
@@ -108,17 +104,13 @@ def list_jobs(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, by name.")] = 50,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Jobs by name, and when each fires next.
 
     Example: hourhand jobs list --state active --queue billing --search report
     """
     filters = {"state": state, "task": task, "queue": queue, "tag": tag, "search": search}
-    found = run(make_app(app, database_url, data, schema), lambda app: app.jobs.list(after=after, limit=limit, **filters))
+    found = run(app, lambda app: app.jobs.list(after=after, limit=limit, **filters))
     if as_json:
         print_json([plain_view(one) for one in found])
     elif not found:
@@ -132,14 +124,12 @@ def list_jobs(
 
 
 @commands.command("show")
+@connected
 def show_job(
+    app: Hourhand,
     name: Job,
     count: Annotated[int, typer.Option("--count", min=1, max=10_000, help="How many of the next firings to show.")] = 5,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Everything about one job: its schedule in words, its next firings, its last runs, and how exceptions are treated.
 
@@ -150,7 +140,7 @@ def show_job(
         view = await app.jobs.show(name)
         return view, await app.jobs.next(view.name, count), await app.jobs.runs(view.name, _LAST_RUNS)
 
-    view, firings, runs = run(make_app(app, database_url, data, schema), look)
+    view, firings, runs = run(app, look)
     if as_json:
         print_json({**plain_view(view), "next": firings, "runs": [listed(one) for one in runs]})
     else:
@@ -158,20 +148,18 @@ def show_job(
 
 
 @commands.command("runs")
+@connected
 def job_runs(
+    app: Hourhand,
     name: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest first.")] = 20,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """The latest runs of a job, by the instant they are for.
 
     Example: hourhand jobs runs weekly --limit 5
     """
-    found = run(make_app(app, database_url, data, schema), lambda app: app.jobs.runs(name, limit))
+    found = run(app, lambda app: app.jobs.runs(name, limit))
     if as_json:
         print_json([listed(one) for one in found])
     elif not found:
@@ -183,13 +171,11 @@ def job_runs(
 
 
 @commands.command("pause")
+@connected
 def pause_jobs(
+    app: Hourhand,
     names: Names,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """From now on these jobs do not fire. Runs that wait or are going on are not touched.
 
@@ -200,18 +186,16 @@ def pause_jobs(
         view = await app.jobs.pause(name)
         return {"state": view.state, "paused_at": view.paused_at}
 
-    each(make_app(app, database_url, data, schema), names, "job", pause, lambda one: f"{one['job']} is paused", as_json)
+    each(app, names, "job", pause, lambda one: f"{one['job']} is paused", as_json)
 
 
 @commands.command("resume")
+@connected
 def resume_jobs(
+    app: Hourhand,
     names: Names,
     missed: Missed = None,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """These jobs fire again. What they missed is treated by their missed-window policy, or by --missed.
 
@@ -231,26 +215,24 @@ def resume_jobs(
             words += f"; of what it missed, {counted(one['started'], 'run')} started and {one['left_out']:,} left out"
         return words
 
-    each(make_app(app, database_url, data, schema), names, "job", resume, say, as_json)
+    each(app, names, "job", resume, say, as_json)
 
 
 @commands.command("trigger")
+@connected
 def trigger_job(
+    app: Hourhand,
     name: Job,
     payload: Payload = None,
     force: Annotated[bool, typer.Option("--force", help="Even if the job's overlap policy would hold or skip it.")] = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """A run here and now, besides the schedule, which stays as it is.
 
     Example: hourhand jobs trigger weekly --payload '{"days": 30}'
     """
     given = polite(lambda: None if payload is None else payload_of(payload))
-    done = run(make_app(app, database_url, data, schema), lambda app: app.jobs.trigger(name, payload=given, force=force))
+    done = run(app, lambda app: app.jobs.trigger(name, payload=given, force=force))
     skipped = done.run_id is None
     if as_json:
         print_json(done)

@@ -8,7 +8,9 @@ import typer
 from rich.text import Text
 
 from hourhand.core.clock import Clock
-from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, ago, make_app, out, plain, print_json, run, table
+from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.common import AsJson, ago, out, plain, print_json, run, table
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.views import NodeView
 
 commands = typer.Typer(help="See which workers and schedulers are there.", no_args_is_help=True)
@@ -17,19 +19,17 @@ _STYLES = {"alive": "green", "late": "yellow", "dead": "red"}
 
 
 @commands.command("list")
+@connected
 def list_nodes(
+    app: Hourhand,
     gone: Annotated[bool, typer.Option("--gone", help="Also those that stopped or died in the last 30 days.")] = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """The processes that are alive, the newest first.
 
     A node is late when its lease ran out and nobody has declared it dead yet.
     """
-    found = run(make_app(app, database_url, data, schema), lambda app: app.nodes.list(gone=gone))
+    found = run(app, lambda app: app.nodes.list(gone=gone))
     if as_json:
         print_json(found)
         return

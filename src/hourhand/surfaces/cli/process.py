@@ -23,7 +23,8 @@ from hourhand.storage.embedded import default_data
 from hourhand.storage.migrate import migrate as apply_migrations
 from hourhand.storage.migrate import newest
 from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, err, make_app, out, polite, print_json
+from hourhand.surfaces.cli.common import AsJson, err, out, polite, print_json
+from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
 from hourhand.surfaces.health import serve_health
 from hourhand.surfaces.metrics import exposition
 

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from hourhand.core.clock import Clock
 from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import App, AsJson, Data, Schema, Url, ago, err, make_app, out, print_json, run, span, table
+from hourhand.surfaces.cli.common import AsJson, ago, err, out, print_json, run, span, table
+from hourhand.surfaces.cli.connection import connected
 
 commands = typer.Typer(help="See how full the queues are; pause and resume them.", no_args_is_help=True)
 
@@ -18,15 +19,13 @@ _COUNTS = ("ready", "delayed", "parked", "running", "dead")
 
 
 @commands.command("list")
+@connected
 def list_queues(
+    app: Hourhand,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Every queue, how many runs it holds in each state, and how long the next one has been due."""
-    found = run(make_app(app, database_url, data, schema), lambda app: app.queues.list())
+    found = run(app, lambda app: app.queues.list())
     if as_json:
         print_json(found)
         return
@@ -43,13 +42,11 @@ def list_queues(
 
 
 @commands.command("pause")
+@connected
 def pause_queues(
+    app: Hourhand,
     names: Names,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Start nothing more from these queues. What is running goes on, and enqueueing stays possible.
 
@@ -67,19 +64,17 @@ def pause_queues(
                 out.print(f"{name} is paused", soft_wrap=True)
         return answers
 
-    answers = run(make_app(app, database_url, data, schema), pause)
+    answers = run(app, pause)
     if as_json:
         print_json(answers)
 
 
 @commands.command("resume")
+@connected
 def resume_queues(
+    app: Hourhand,
     names: Names,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Let workers take runs from these queues again."""
 
@@ -92,6 +87,6 @@ def resume_queues(
                 out.print(f"{name} is open", soft_wrap=True)
         return answers
 
-    answers = run(make_app(app, database_url, data, schema), resume)
+    answers = run(app, resume)
     if as_json:
         print_json(answers)

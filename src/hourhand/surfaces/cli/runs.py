@@ -14,14 +14,10 @@ from hourhand.core import ids
 from hourhand.core.clock import Clock
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import (
-    App,
     AsJson,
-    Data,
     OnlyQueue,
     OnlyTag,
     OnlyTask,
-    Schema,
-    Url,
     ago,
     each,
     err,
@@ -29,7 +25,6 @@ from hourhand.surfaces.cli.common import (
     fixed,
     folded,
     instant,
-    make_app,
     number,
     out,
     plain,
@@ -38,6 +33,7 @@ from hourhand.surfaces.cli.common import (
     span,
     table,
 )
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.views import STATES, RunView
 
 commands = typer.Typer(help="Look at runs, cancel them, run them again.", no_args_is_help=True)
@@ -60,7 +56,9 @@ _UNREAD = ("enqueued_at", "expires_at", "payload", "options", "errors", "result"
 
 
 @commands.command("list")
+@connected
 def list_runs(
+    app: Hourhand,
     state: States = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -69,17 +67,13 @@ def list_runs(
     since: Since = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")] = 20,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """The newest runs, in whatever state they are.
 
     Example: hourhand runs list --state running --state dead --queue billing --since 2h
     """
     filters: dict[str, Any] = {"task": task, "queue": queue, "tag": tag, "key": key, "since": since}
-    found = run(make_app(app, database_url, data, schema), lambda app: app.runs.list(state=state or None, limit=limit, **filters))
+    found = run(app, lambda app: app.runs.list(state=state or None, limit=limit, **filters))
     if as_json:
         print_json([listed(one) for one in found])
         return
@@ -97,16 +91,14 @@ def list_runs(
 
 
 @commands.command("show")
+@connected
 def show_run(
+    app: Hourhand,
     run_id: Run,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Everything about one run: its times, payload, progress, result, and the error of each attempt."""
-    found = run(make_app(app, database_url, data, schema), lambda app: app.runs.show(run_id))
+    found = run(app, lambda app: app.runs.show(run_id))
     if as_json:
         print_json(found)
     else:
@@ -114,14 +106,12 @@ def show_run(
 
 
 @commands.command("cancel")
+@connected
 def cancel_runs(
+    app: Hourhand,
     run_ids: Runs,
     reason: Annotated[str | None, typer.Option("--reason", help="Why; kept with the run.")] = None,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Stop runs: one that waits ends at once, one that is running is asked to stop.
 
@@ -135,17 +125,15 @@ def cancel_runs(
     def say(one: dict[str, Any]) -> str:
         return f"{one['run_id']} {'is cancelled' if one['outcome'] == 'cancelled' else 'is running and was asked to stop'}"
 
-    each(make_app(app, database_url, data, schema), run_ids, "run_id", cancel, say, as_json)
+    each(app, run_ids, "run_id", cancel, say, as_json)
 
 
 @commands.command("retry")
+@connected
 def retry_runs(
+    app: Hourhand,
     run_ids: Runs,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Run again, now: a dead or delayed run under its own id, any other ended run as a new run like it.
 
@@ -159,7 +147,7 @@ def retry_runs(
     def say(one: dict[str, Any]) -> str:
         return f"{one['run_id']} runs again" + (f" as {one['again_as']}" if one["again_as"] != one["run_id"] else "")
 
-    each(make_app(app, database_url, data, schema), run_ids, "run_id", retry, say, as_json)
+    each(app, run_ids, "run_id", retry, say, as_json)
 
 
 def listed(one: RunView) -> dict[str, Any]:

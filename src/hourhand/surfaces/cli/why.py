@@ -13,23 +13,8 @@ from hourhand.core.account import UNEXPLAINED, Line
 from hourhand.core.clock import Clock
 from hourhand.core.errors import InvalidOption
 from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import (
-    App,
-    AsJson,
-    Data,
-    Exit,
-    Schema,
-    Url,
-    err,
-    instant,
-    make_app,
-    out,
-    plain,
-    polite,
-    print_json,
-    run,
-    span,
-)
+from hourhand.surfaces.cli.common import AsJson, Exit, err, instant, out, plain, polite, print_json, run, span
+from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.views import STATES, Audit
 
@@ -44,7 +29,9 @@ _OTHERWISE = "yellow"
 _NAMED = 100
 
 
+@connected
 def why(
+    app: Hourhand,
     job: Job,
     at: Annotated[
         datetime | None,
@@ -71,17 +58,13 @@ def why(
         bool, typer.Option("--check", help="Only judge: exit code 1 unless every firing has exactly one outcome on record.")
     ] = False,
     as_json: AsJson = False,
-    app: App = None,
-    database_url: Url = None,
-    data: Data = None,
-    schema: Schema = None,
 ) -> None:
     """Why a job ran, or did not: one line for each firing that was expected of it, and what became of it.
 
     Example: hourhand why nightly-report --since 7d --outcome skipped --outcome coalesced
     """
     polite(lambda: _check_options(at, since, until, outcome or [], check))
-    loaded = make_app(app, database_url, data, schema)
+    loaded = app
     if check:
         _judge(loaded, job, at, since, until, as_json)
         return
