@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import firing, limits, product
+from benchmarks import api, firing, limits, product
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
 
 SCHEMA = "hourhand_bench"
+API_RATE = 1_500
 console = Console(stderr=True)
 
 
@@ -53,7 +54,7 @@ class Bench:
         await self.fresh()
         steps = (
             self.drains, self.enqueues, self.latency, self.idle, self.memory,
-            self.shared, self.distinct, self.hot_second, self.steady, self.history,
+            self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api,
         )  # fmt: skip
         task = self.progress.add_task("", total=None)
         for step in steps:
@@ -72,6 +73,19 @@ class Bench:
 
     def app(self) -> Hourhand:
         return Hourhand(self.url, schema=SCHEMA)
+
+    async def api(self) -> None:
+        """POST /api/v1/runs: as many as are answered, then at the steady rate's half."""
+        await self.fresh()
+        with api.Server(self.url, SCHEMA) as server:
+            await asyncio.to_thread(server.load, 0.0, 3.0)
+            most = [await asyncio.to_thread(server.load, 0.0, 10.0) for _ in range(self.rounds)]
+            half = [await asyncio.to_thread(server.load, API_RATE / 2, 10.0) for _ in range(self.rounds)]
+        refused = sum(one.refused for one in [*most, *half])
+        rate, slow = statistics.median(one.rate for one in most), statistics.median(one.p99 for one in half)
+        self.add("POST /runs, one server process", rate, "runs/s", f">= {API_RATE:,}/s", rate >= API_RATE and not refused)
+        self.add("POST /runs at half of that, p50", statistics.median(one.p50 for one in half), "ms", "", True)
+        self.add("POST /runs at half of that, p99", slow, "ms", "< 50 ms", slow < 50 and not refused)
 
     async def drains(self) -> None:
         """Limit and product take turns, each on fresh tables; medians."""

@@ -26,7 +26,12 @@ OVERLAP = "src/hourhand/storage/migrations/0003_runs_of_jobs.sql"
 JOBS = "src/hourhand/storage/migrations/0004_jobs.sql"
 SCHEMA = "src/hourhand/storage/migrations/0001_queue.sql"
 DELIVERY = "src/hourhand/storage/migrations/0005_delivery.sql"
+SURFACES = "src/hourhand/storage/migrations/0006_surfaces.sql"
 ENGINE = "src/hourhand/engine"
+TARGETS = "src/hourhand/targets"
+HTTP = "src/hourhand/targets/http.py"
+ADDRESSES = "src/hourhand/targets/addresses.py"
+HTTP_TEST = "tests/db/test_http_target.py"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ LOCAL_CLOCK = (
         "from hourhand.core.clock import Clock\nfrom hourhand.core.schedule import Schedule",
     ),
 )
+LINES = "tests/db/test_lines.py -k"
+COMMANDS = "tests/db/test_command_target.py -k"
 CLAIM = "WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token"
 VERIFY = "tests/cluster/chaos.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
@@ -145,6 +152,40 @@ MUTANTS = [
     Mutant("suspects among the healthy", f"{ENGINE}/executor.py", "        if any(one.crashes for one in claims):", "        if False:", "tests/cluster/test_poison.py -k claimed_apart",
            also=((f"{ENGINE}/claimer.py", "if self._probation and self._executor.room_for_suspects > 0:", "if self._probation and self._want() > 0:"),
                  (f"{ENGINE}/claimer.py", "self._claim_parked(self._executor.room_for_suspects, probation=True)", "self._claim_parked(self._want(), probation=True)"))),
+    Mutant("http: connections are not checked", ADDRESSES, "        self._guard.check(host, port, addresses)\n        return [", "        return [", f"{HTTP_TEST} -k moves_inside"),
+    Mutant("http: literal addresses are not checked", "src/hourhand/targets/http_payload.py", "            self._guard().check_host(call.host, call.port)\n", "", f"{HTTP_TEST} -k by_the_worker"),
+    Mutant("http: a name is asked for twice", ADDRESSES, "        self._guard.check(host, port, addresses)\n        return [", "        self._guard.check(host, port, addresses)\n        addresses = await lookup(host)\n        return [",
+           f"{HTTP_TEST} -k what_was_checked"),
+    Mutant("http: redirects are followed", HTTP, "allow_redirects=False", "allow_redirects=True", f"{HTTP_TEST} -k redirects"),
+    Mutant("http: jobs are not vetted", "src/hourhand/surfaces/jobs.py", "        if definition is not None and definition.vet is not None and not mentions(payload):", "        if False:", f"{HTTP_TEST} -k looked_up_when"),
+    Mutant("http: calls take a slot", HTTP, "light=True", "light=False", f"{HTTP_TEST} -k three_hundred"),
+    Mutant("http: signed with another id", HTTP, "signature(ctx.token, secret", "signature(ctx.run_id, secret", f"{HTTP_TEST} -k are_signed"),
+    Mutant("http: proxies of the environment", HTTP, "trust_env=False", "trust_env=True", f"{HTTP_TEST} -k proxies"),
+    Mutant("http: cookies go from one job to another", HTTP, "aiohttp.DummyCookieJar()", "aiohttp.CookieJar(unsafe=True)", f"{HTTP_TEST} -k proxies"),
+    Mutant("http: bombs are unpacked", HTTP, "unpacker.decompress(data, limit)", "unpacker.decompress(data)", f"{HTTP_TEST} -k bomb"),
+    Mutant("http: one host may have every socket", HTTP, "limit_per_host=PER_HOST", "limit_per_host=0", f"{HTTP_TEST} -k use_up"),
+    Mutant("lines numbered anew", QUEUE, "before.last + row_number()", "row_number()", f"{LINES} numbers_go_on",
+           also=((SURFACES, "CREATE UNIQUE INDEX lines_run", "CREATE INDEX lines_run"),)),
+    Mutant("lines numbered for each attempt", QUEUE, "l.scheduled_at = r.scheduled_at\n                     ORDER BY", "l.scheduled_at = r.scheduled_at AND l.attempt = (SELECT max(attempt) FROM given)\n                     ORDER BY",
+           f"{LINES} numbers_go_on", also=((SURFACES, "CREATE UNIQUE INDEX lines_run", "CREATE INDEX lines_run"),)),
+    Mutant("writers of lines do not notice each other", SURFACES, "CREATE UNIQUE INDEX lines_run", "CREATE INDEX lines_run", f"{LINES} number_them_apart"),
+    Mutant("lines doubled after a lost answer", QUEUE, "CASE WHEN $9::boolean THEN", "CASE WHEN $9::boolean AND false THEN", f"{LINES} lost_or_doubled"),
+    Mutant("lines lost when the database is away", f"{ENGINE}/scribe.py", "            await self._gateway.keep_lines(self._writing, self._most, again=again)\n",
+           "            lines, self._writing = self._writing, []\n            await self._gateway.keep_lines(lines, self._most, again=again)\n", f"{LINES} lost_or_doubled"),
+    Mutant("no bound on lines over attempts", QUEUE, "WHERE number <= $8 + 1 ORDER BY", "WHERE $8 + 1 > 0 ORDER BY", f"{LINES} so_many_lines"),
+    Mutant("lines are not written at the end", f"{ENGINE}/executor.py", "            self.scribe.wake()", "            pass", f"{LINES} soon_after_the_end"),
+    Mutant("any program may be started", f"{TARGETS}/command.py", "    if path not in programs:", "    if path is None:", f"{COMMANDS} not_listed"),
+    Mutant("commands without any list", f"{TARGETS}/command.py", "    if not programs:", "    if not programs and allowed:", f"{COMMANDS} not_told_otherwise",
+           also=((f"{TARGETS}/command.py", "    if path not in programs:", "    if programs and path not in programs:"),)),
+    Mutant("only the leader is killed", f"{TARGETS}/program.py", "os.killpg(self._group, one)", "os.kill(self._group, one)", f"{COMMANDS} whole_group"),
+    Mutant("commands inherit the environment", f"{TARGETS}/command.py", "    return {\"PATH\": PATH,", "    return {**os.environ, \"PATH\": PATH,", f"{COMMANDS} its_environment"),
+    Mutant("loader variables pass", f"{TARGETS}/command_payload.py", "        if name in _LOADER_NAMES or", "        if name in () and", f"{COMMANDS} payloads_that_are_refused"),
+    Mutant("all output is held", f"{TARGETS}/program.py", "            if len(self._tail) > 2 * self._keep:", "            if False:", f"{COMMANDS} little_is_held"),
+    Mutant("a line without an end is held", f"{TARGETS}/program.py", "piece[: MAX_TEXT + 1 - len(self._line)]", "piece", f"{COMMANDS} little_is_held"),
+    Mutant("groups of root are kept", f"{TARGETS}/program.py", "extra_groups=None if group is None else [group]", "extra_groups=None", f"{COMMANDS} another_user"),
+    Mutant("no death signal", f"{TARGETS}/program.py", "        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))\n", "", "tests/cluster/test_command_kill.py -k without_its_warden"),
+    Mutant("no warden", f"{TARGETS}/program.py", "        WARDEN.watch(self._group)\n", "", "tests/cluster/test_command_kill.py -k kill_9",
+           also=(("tests/cluster/test_command_kill.py", "    (warden,) = wardens(victim.pid)\n    victim.kill()", "    warden = victim.pid\n    victim.kill()"),)),
     Mutant("verify: no claim token", QUEUE, CLAIM, "WHERE run_id = mine.run_id AND $1 > 0", f"{VERIFY} pause", every=True, seconds=90,
            also=((QUEUE, "WHERE worker_id = $1::integer AND run_id = $2::bigint AND token = $3::bigint", "WHERE $1::integer > 0 AND run_id = $2::bigint AND $3::bigint > 0"),)),
     Mutant("verify: no epoch", FIRING, *NO_EPOCH, f"{VERIFY} pause", seconds=120),

@@ -31,6 +31,7 @@ from hourhand import (
 from hourhand.core.errors import StatementRefused
 from hourhand.core.ids import parse_run_id
 from hourhand.core.options import EnqueueOptions
+from hourhand.core.sealing import sealer
 from hourhand.storage import enqueue as enqueue_module
 from hourhand.storage.enqueue import call_arguments
 from tests.db.test_worker import working
@@ -298,7 +299,7 @@ async def test_a_hundred_at_once_arrive_once_each_under_their_own_id(
 async def test_a_run_the_database_refuses_takes_nobody_with_it(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
     gateway = (await app._open()).gateway
     texts = ["{}", *['{"n": 1}'] * 10, "no json", *['{"n": 2}'] * 10]
-    calls = [gateway.enqueue(call_arguments("t", text, "default", "normal", EnqueueOptions())) for text in texts]
+    calls = [gateway.enqueue(call_arguments("t", text, "default", "normal", EnqueueOptions(), sealer(None))) for text in texts]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = [text for text, outcome in zip(texts, outcomes, strict=True) if isinstance(outcome, BaseException)]
     assert refused == ["no json"]

@@ -198,3 +198,9 @@ async def transfer(ctx: Context, amount: int, die: str = "") -> str:
 @app.task(retry=Retry(max_attempts=1), isolation="process")
 def reports_nonsense(ctx: Context) -> None:
     ctx.progress(float("nan"))
+
+
+@app.task(retry=quick, isolation="process")
+def isolated_talk(ctx: Context, count: int) -> None:
+    for place in range(count):
+        ctx.log.info("from a child", place=place)

@@ -23,6 +23,13 @@ class Actor:
     queues: tuple[str, ...] | None = None
     prefixes: tuple[str, ...] | None = None
     """Beginnings of the names of jobs."""
+    key_id: str | None = None
+    """The key that he came with."""
+
+    @property
+    def identity(self) -> str:
+        """Who he is and nobody else: of two keys with the same name, one."""
+        return self.key_id or self.name
 
     @property
     def scoped(self) -> bool:

@@ -11,6 +11,7 @@ from hourhand.core.errors import ConfigurationError, HandlerTimeout, LoopBlocked
 Backoff = str | Callable[[int], float]
 """`"exponential"`, `"fixed"`, or a function from the attempt that failed (1, 2, …) to seconds."""
 
+BACKOFFS = ("exponential", "fixed")
 LONGEST_DELAY = 1e9
 """Thirty years. Beyond it the database cannot add the delay to a date and refuses the outcome."""
 
@@ -40,7 +41,7 @@ class Retry:
             if not isinstance(value, (int, float)) or not value >= 0:
                 raise ConfigurationError(f"{name} must be a number of seconds, 0 or more, not {value!r}")
         object.__setattr__(self, "cap", min(self.cap, LONGEST_DELAY))
-        if not callable(self.backoff) and self.backoff not in ("exponential", "fixed"):
+        if not callable(self.backoff) and self.backoff not in BACKOFFS:
             raise ConfigurationError(f'backoff must be "exponential", "fixed" or a function of the attempt, not {self.backoff!r}')
         for name in ("retry_on", "give_up_on"):
             value = getattr(self, name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hourhand.core.actor import Actor
 from hourhand.core.errors import InvalidOption
+from hourhand.core.redaction import marks_in
 from hourhand.core.task import check_name
 
 DEEPEST = 20
@@ -51,10 +54,42 @@ def as_step(value: Any) -> Step:
     return step
 
 
+def map_steps(options: dict[str, Any] | None, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any] | None:
+    """The same options with each step of the chain in them, as it is stored, changed."""
+    if not options or "then" not in options:
+        return options
+    step = change(options["then"])
+    if step.get("options"):
+        step = {**step, "options": map_steps(step["options"], change)}
+    return {**options, "then": step}
+
+
+def with_marks(step: Step, marks_of: Callable[[str], Sequence[str]]) -> Step:
+    """The secret fields that the steps' tasks declare travel with them, as with any run."""
+
+    def marked(options: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
+        every = list(dict.fromkeys((*marks_of(task), *marks_in(options))))
+        return {**(options or {}), "secret": every} if every else options
+
+    def change(one: dict[str, Any]) -> dict[str, Any]:
+        options = marked(one.get("options"), one["task"])
+        return {**one, "options": options} if options else one
+
+    return replace(step, options=marked(map_steps(step.options, change), step.task))
+
+
 def steps_of(options: dict[str, Any] | None) -> list[str]:
     """The tasks that follow, in order."""
-    names = []
+    return [step["task"] for step in _steps(options)]
+
+
+def need_steps(actor: Actor, options: dict[str, Any] | None) -> None:
+    """Refuses a chain that would enqueue where this actor may not: its steps are runs of no job, in queues of their own."""
+    for step in _steps(options):
+        actor.need(step["queue"], None, f"queue {step['queue']!r}, where {step['task']!r} would go on,")
+
+
+def _steps(options: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     while options and "then" in options:
-        names.append(options["then"]["task"])
+        yield options["then"]
         options = options["then"].get("options")
-    return names

@@ -14,6 +14,7 @@ import structlog
 
 from hourhand.core import ids
 from hourhand.core.errors import Cancelled, ConfigurationError
+from hourhand.core.lines import Pen, RunLog
 from hourhand.core.template import render
 from hourhand.core.token import execution_token
 
@@ -48,6 +49,7 @@ class Context:
         report: Report,
         state: Any = None,
         office: Office | None = None,
+        give_pen: Callable[[Context], Pen] | None = None,
     ) -> None:
         self.run_number = run_number
         self.job_number = job_number
@@ -61,6 +63,9 @@ class Context:
         """The app's `state`: what its start-up hooks opened."""
         self._report = report
         self._office = office
+        self._give_pen = give_pen
+        self.patience = 0.0
+        """Seconds that it asks for, once it was told to stop, beyond what everybody gets."""
         self._cancelled: threading.Event | None = None
 
     @property
@@ -100,8 +105,23 @@ class Context:
         return render(kept["template"], kept["timezone"], self.scheduled_at, names, msgspec.json.decode(self.claim.payload))
 
     @cached_property
+    def pen(self) -> Pen:
+        """What writes the lines of this attempt. Made on demand: most runs say nothing."""
+        return Pen(0, lambda line: None) if self._give_pen is None else self._give_pen(self)
+
+    @property
+    def spoke(self) -> bool:
+        return "pen" in self.__dict__ and self.pen.used
+
+    @cached_property
     def log(self) -> Any:
-        return structlog.get_logger("hourhand.run").bind(run=self.run_id, task=self.task, attempt=self.attempt)
+        """A structlog logger that names run, task and attempt. What it is told is kept with the run as well."""
+        logger = structlog.get_logger("hourhand.run").bind(run=self.run_id, task=self.task, attempt=self.attempt)
+        return RunLog(logger, self.pen, {})
+
+    def say(self, text: str, level: str = "info", **fields: Any) -> None:
+        """A line that is kept with the run, and does not go to the log of the process."""
+        self.pen.write(level, text, fields)
 
     @property
     def cancelled(self) -> bool:

@@ -35,11 +35,23 @@ class UnknownRun(HourhandError, LookupError):
     """No run with that id, in any state."""
 
 
+class UnknownQueue(InvalidOption, LookupError):
+    """Nothing was ever enqueued to a queue of that name, and nobody has paused it."""
+
+
+class UnknownKey(HourhandError, LookupError):
+    """No API key with that id."""
+
+
 class NotPossible(HourhandError):
     """The run exists, but is not in a state in which this can be done."""
 
 
-class Forbidden(HourhandError, PermissionError):
+class Unauthorized(HourhandError, PermissionError):
+    """The server does not know who asks: there is no key, or one that opens nothing."""
+
+
+class Forbidden(HourhandError):
     """Who asked may not do this, or not here."""
 
 
@@ -85,6 +97,10 @@ class PermanentFailure(HourhandError):
 
 class PayloadMismatch(PermanentFailure):
     """The stored payload does not fit the handler's signature (any more)."""
+
+
+class PayloadUnreadable(PermanentFailure):
+    """The stored payload is encrypted, and cannot be opened here. Once the key is there, the run can be replayed."""
 
 
 class RetryAfter(HourhandError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from hourhand.core.redaction import Clean
+
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 8_000
 MAX_ERRORS = 50
@@ -19,16 +21,19 @@ def _middle_cut(text: str, limit: int) -> str:
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def describe(error: BaseException, attempt: int, at: str, node: str) -> dict[str, Any]:
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    remote = getattr(error, "remote_traceback", None)
+def describe(error: BaseException, attempt: int, at: str, node: str, clean: Clean | None = None) -> dict[str, Any]:
+    """`clean` takes secrets out, before anything is cut: half of one would not be found any more."""
+    words = _words(error)
+    trace = getattr(error, "remote_traceback", None) or "".join(traceback.format_exception(error))
+    if clean is not None:
+        words, trace = clean(words), clean(trace)
     return {
         "attempt": attempt,
         "at": at,
         "node": node,
         "type": getattr(error, "remote_type", None) or type(error).__qualname__,
-        "message": _clean(_middle_cut(_words(error), MAX_MESSAGE)),
-        "traceback": _clean(_middle_cut(remote or trace, MAX_TRACEBACK)),
+        "message": _storable(_middle_cut(words, MAX_MESSAGE)),
+        "traceback": _storable(_middle_cut(trace, MAX_TRACEBACK)),
     }
 
 
@@ -39,7 +44,7 @@ def _words(error: BaseException) -> str:
         return f"its message cannot be shown: {type(bad).__qualname__}"
 
 
-def _clean(text: str) -> str:
+def _storable(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 

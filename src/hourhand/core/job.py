@@ -91,9 +91,13 @@ class JobOptions:
     max_attempts: int | None = None
     timeout: float | timedelta | str | None = None
     delivery: str | None = None
+    retry_backoff: str | None = None
+    retry_base: float | timedelta | str | None = None
+    retry_cap: float | timedelta | str | None = None
     idempotency_key_template: str | None = None
     tags: Any = ()
     then: Any = None
+    secret: Any = ()
 
 
 JOB_OPTIONS = tuple(field.name for field in fields(JobOptions))
@@ -135,7 +139,8 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     _check_window(name, schedule, start, end, now)
     definition = registry.find(task)
     special = _given(given)
-    kept = merge(_NOTHING, special) if special else _NOTHING
+    bare = EnqueueOptions(secret=definition.secret) if definition and definition.secret else _NOTHING
+    kept = merge(bare, special, registry.marks_of) if special else bare
     payload = {} if given.payload is None else given.payload
     text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
     relative = schedule.kind == "once" and not given.schedule.strip()[:1].isdigit()
@@ -166,7 +171,10 @@ def _given(one: JobOptions) -> dict[str, Any]:
     given = {
         "queue": one.queue, "priority": one.priority, "max_attempts": one.max_attempts,
         "timeout": parse_span(one.timeout) if isinstance(one.timeout, str) else one.timeout,
-        "delivery": one.delivery, "tags": one.tags or None, "then": one.then,
+        "delivery": one.delivery, "retry_backoff": one.retry_backoff,
+        "retry_base": parse_span(one.retry_base) if isinstance(one.retry_base, str) else one.retry_base,
+        "retry_cap": parse_span(one.retry_cap) if isinstance(one.retry_cap, str) else one.retry_cap, "tags": one.tags or None, "then": one.then,
+        "secret": one.secret or None,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 
@@ -220,7 +228,10 @@ def instant(name: str, value: datetime | str | None) -> datetime | None:
         raise InvalidOption(f"{name} must be an instant, not {value!r}")
     if value.tzinfo is None:
         raise InvalidOption(f"{name} does not say which instant it means: give it an offset, or Z for UTC")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidOption(f"{name} is too far from now: {value.isoformat()}") from None
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:

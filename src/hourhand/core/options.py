@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from hourhand.core.chain import Step, as_step
+from hourhand.core.backoff import BACKOFFS, LONGEST_DELAY
+from hourhand.core.chain import Step, as_step, with_marks
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
+from hourhand.core.redaction import check_marks
 from hourhand.core.task import check_delivery, check_name, seconds
 
 MAX_KEY = 500
@@ -34,6 +36,10 @@ class EnqueueOptions:
     max_attempts: int | None = None
     timeout: float | None = None
     delivery: str | None = None
+    retry_backoff: str | None = None
+    retry_base: float | None = None
+    retry_cap: float | None = None
+    secret: tuple[str, ...] = ()
     then: Step | None = None
     connection: Any = None
 
@@ -46,19 +52,27 @@ class EnqueueOptions:
             kept["timeout"] = self.timeout
         if self.delivery is not None:
             kept["delivery"] = self.delivery
+        retry = {"backoff": self.retry_backoff, "base": self.retry_base, "cap": self.retry_cap}
+        if any(value is not None for value in retry.values()):
+            kept["retry"] = {name: value for name, value in retry.items() if value is not None}
         if self.unique_for is not None:
             kept["unique_for"] = self.unique_for.total_seconds()
+        if self.secret:
+            kept["secret"] = list(self.secret)
         if self.then is not None:
             kept["then"] = self.then.plain()
         return kept or None
 
-    def kept_json(self) -> str | None:
-        kept = self.kept()
+    def kept_json(self, seal_steps: Callable[[dict[str, Any] | None], dict[str, Any] | None] | None = None) -> str | None:
+        kept = self.kept() if seal_steps is None else seal_steps(self.kept())
         return None if kept is None else msgspec.json.encode(kept).decode()
 
 
-def merge(base: EnqueueOptions, given: dict[str, Any]) -> EnqueueOptions:
-    """`base` with `given` over it, each checked; an error names the option and what it takes."""
+def merge(base: EnqueueOptions, given: dict[str, Any], marks_of: Callable[[str], Sequence[str]] | None = None) -> EnqueueOptions:
+    """`base` with `given` over it, each checked; an error names the option and what it takes.
+
+    `marks_of` knows the secret fields of tasks, for the steps of a chain.
+    """
     known = [field.name for field in fields(EnqueueOptions) if field.name != "expires_at"]
     for name in given:
         if name not in known:
@@ -71,6 +85,11 @@ def merge(base: EnqueueOptions, given: dict[str, Any]) -> EnqueueOptions:
         # One option, two columns: the later word replaces both.
         moment = clean["expires"] if isinstance(clean["expires"], datetime) else None
         clean |= {"expires": None if moment else clean["expires"], "expires_at": moment}
+    if "secret" in clean:
+        # What is secret once is not made public by a later word.
+        clean["secret"] = tuple(dict.fromkeys((*base.secret, *clean["secret"])))
+    if clean.get("then") is not None and marks_of is not None:
+        clean["then"] = with_marks(clean["then"], marks_of)
     merged = replace(base, **clean)
     if merged.delay is not None and merged.at is not None:
         raise InvalidOption("delay and at both say when to run; give one of them")
@@ -85,7 +104,7 @@ def merge(base: EnqueueOptions, given: dict[str, Any]) -> EnqueueOptions:
 
 def _checked(name: str, value: Any) -> Any:
     if name == "connection" or value is None:
-        return () if name == "tags" and value is None else value
+        return () if name in ("tags", "secret") and value is None else value
     return _CHECKS[name](value)
 
 
@@ -152,6 +171,19 @@ def _max_attempts(value: Any) -> int:
     return value
 
 
+def _backoff(value: Any) -> str:
+    if value not in BACKOFFS:
+        raise InvalidOption(f"retry_backoff must be one of {', '.join(BACKOFFS)}, not {value!r}")
+    return str(value)
+
+
+def _pause(name: str, value: Any) -> float:
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= LONGEST_DELAY:
+        raise InvalidOption(f"{name} must be a number of seconds, 0 or more, not {value!r}")
+    return float(number)
+
+
 _CHECKS: dict[str, Any] = {
     "queue": lambda value: check_name("queue", value),
     "priority": _priority,
@@ -164,5 +196,9 @@ _CHECKS: dict[str, Any] = {
     "max_attempts": _max_attempts,
     "timeout": lambda value: seconds("timeout", value),
     "delivery": check_delivery,
+    "retry_backoff": _backoff,
+    "retry_base": lambda value: _pause("retry_base", value),
+    "retry_cap": lambda value: _pause("retry_cap", value),
+    "secret": check_marks,
     "then": as_step,
 }

@@ -23,6 +23,8 @@ from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, InvalidPayload, PayloadMismatch
 
 MAX_PAYLOAD = 1024 * 1024
+RESERVED = "$sealed"
+"""The one name that no argument can have: what is encrypted is stored under it."""
 _PLAIN = (str, int, bool, type(None))
 _SAFE = (bytes, Decimal, UUID)
 
@@ -41,8 +43,20 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type, value: Any) -> Any:
     if _is_pydantic(kind):
-        return kind.model_validate(value)  # type: ignore[attr-defined]
+        try:
+            return kind.model_validate(value)  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise _without_values(error) from None
     raise NotImplementedError(f"arguments of type {kind!r} cannot be read back from JSON")
+
+
+def _without_values(error: ValueError) -> ValueError:
+    """What a model says about its input, without the input: shortened by the model, a secret in it could not be found again."""
+    told = getattr(error, "errors", None)
+    if told is None:
+        return error
+    faults = told(include_url=False, include_context=False, include_input=False)
+    return ValueError("; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in faults))
 
 
 _encoder = msgspec.json.Encoder(enc_hook=to_plain)
@@ -91,6 +105,8 @@ def check_arguments(arguments: Any, subject: str) -> dict[str, Any]:
     """The arguments as a dict, names and values checked."""
     if type(arguments) is not dict and not isinstance(arguments, Mapping):
         raise InvalidPayload(f"{subject} must be a mapping, not {type(arguments).__name__}")
+    if RESERVED in arguments:
+        raise InvalidPayload(f"{subject}: no argument can be named {RESERVED}, which stands for an encrypted payload")
     try:
         for name, value in arguments.items():
             if type(name) is not str or "\0" in name:

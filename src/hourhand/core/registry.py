@@ -33,6 +33,11 @@ class Registry:
     def everything(self) -> dict[str, TaskDefinition]:
         return {**self.targets, **self.tasks}
 
+    def marks_of(self, name: str) -> tuple[str, ...]:
+        """The secret fields that a task declares; none where the task is not known."""
+        definition = self.find(name)
+        return () if definition is None else definition.secret
+
     def add(self, definition: TaskDefinition) -> None:
         known = self.tasks.get(definition.name)
         if known is not None and known.function is not definition.function:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hourhand.core.encryption_keys import parse_keys
 from hourhand.core.errors import ConfigurationError
 
 LEAST_MEMORY = 64 * 2**20
 """Of a child process. With less, Python itself does not start."""
 
 
-def _setting(default: Any, variable: str, meaning: str) -> Any:
-    return field(default=default, metadata={"variable": variable, "meaning": meaning})
+def _setting(default: Any, variable: str, meaning: str, *, secret: bool = False) -> Any:
+    return field(default=default, repr=not secret, metadata={"variable": variable, "meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Settings:
         1_000, "HOURHAND_HTTP_CONCURRENCY", "calls that a worker has open at a time for HTTP jobs, besides its slots"
     )
     webhook_secret: str | None = _setting(
-        None, "HOURHAND_WEBHOOK_SECRET", "secret with which HTTP jobs sign their calls, as whsec_ and base64"
+        None, "HOURHAND_WEBHOOK_SECRET", "secret with which HTTP jobs sign their calls, as whsec_ and base64", secret=True
     )
     allow_commands: str = _setting(
         "", "HOURHAND_ALLOW_COMMANDS", "programs that command jobs may start, separated by commas; none by default"
@@ -78,6 +79,7 @@ class Settings:
         None,
         "HOURHAND_ENCRYPTION_KEYS",
         "keys for payloads at rest, as id:base64 of 32 bytes, separated by commas; the first one encrypts, all decrypt",
+        secret=True,
     )
     log_lines: int = _setting(1_000, "HOURHAND_LOG_LINES", "log lines that are kept with each run; 0: none")
 
@@ -104,6 +106,7 @@ class Settings:
             raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
         if not isinstance(self.child_memory, int) or (self.child_memory and self.child_memory < LEAST_MEMORY):
             raise ConfigurationError(f"child_memory must be 0 or a number of bytes of at least 64 MiB, not {self.child_memory!r}")
+        parse_keys(self.encryption_keys)
         if self.grace * 2 > self.lease:
             raise ConfigurationError(f"lease ({self.lease:g} s) must be at least twice grace ({self.grace:g} s)")
         for name in ("database_url", "direct_url"):
@@ -116,6 +119,10 @@ class Settings:
     @property
     def heartbeat(self) -> float:
         return self.lease / 3
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        return tuple(name for part in self.secret_fields.split(",") if (name := part.strip()))
 
     def environment(self) -> dict[str, str]:
         """These settings as the environment of a child process."""

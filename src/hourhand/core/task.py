@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from hourhand.core.backoff import Retry
-from hourhand.core.errors import ConfigurationError
+from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.payload import Codec
+from hourhand.core.redaction import check_marks
 from hourhand.core.settings import LEAST_MEMORY
 
 ISOLATIONS = (None, "process")
@@ -71,6 +72,8 @@ class TaskDefinition:
     """It only ever waits for others: its runs take no slot of the worker."""
     vet: Callable[[dict[str, Any]], Awaitable[None]] | None = None
     """A look at a payload when a job is made of it, beyond its types."""
+    secret: tuple[str, ...] = ()
+    """Paths of the arguments that are never shown."""
 
 
 def define_task(
@@ -84,6 +87,7 @@ def define_task(
     isolation: str | None = None,
     delivery: str = DELIVERIES[0],
     max_memory: int | str | None = None,
+    secret: Iterable[str] = (),
 ) -> TaskDefinition:
     """Check a declaration while the module is being imported, not when the first run fails."""
     if not callable(function):
@@ -102,10 +106,11 @@ def define_task(
         retry = Retry(max_attempts=retry)
     if retry is not None and not isinstance(retry, Retry):
         raise ConfigurationError(f"retry takes Retry(...) or a number of attempts, not {retry!r}")
+    codec = Codec(task_name, function)
     return TaskDefinition(
         name=task_name,
         function=function,
-        codec=Codec(task_name, function),
+        codec=codec,
         is_async=inspect.iscoroutinefunction(function),
         queue=queue,
         priority=priority,
@@ -114,4 +119,19 @@ def define_task(
         isolation=isolation,
         delivery=check_delivery(delivery),
         max_memory=None if max_memory is None else memory("max_memory", max_memory),
+        secret=_secret(codec, secret),
     )
+
+
+def _secret(codec: Codec, given: Iterable[str]) -> tuple[str, ...]:
+    """A slip in a name would show what was to be hidden, and nobody would notice."""
+    try:
+        marks = check_marks(given)
+    except InvalidOption as error:
+        raise ConfigurationError(f"task {codec.task!r}: {error}") from None
+    for mark in marks:
+        first = mark.split(".")[0]
+        if first not in ("*", *codec.names) and not codec.free_form:
+            known = ", ".join(codec.names) or "nothing"
+            raise ConfigurationError(f"task {codec.task!r}: secret names {mark!r}, but its function takes {known}")
+    return marks

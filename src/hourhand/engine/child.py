@@ -22,13 +22,16 @@ import msgspec
 from hourhand.core.context import Context
 from hourhand.core.errors import Cancelled, PermanentFailure, RetryAfter
 from hourhand.core.failure import MAX_MESSAGE, MAX_TRACEBACK
+from hourhand.core.lines import Line, Pen
 from hourhand.core.payload import check_report, encode_result
+from hourhand.core.redaction import Clean
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.engine.delivery import EXACTLY_ONCE, RECORDED, atomically
 from hourhand.engine.logs import inherit_logs
 from hourhand.engine.office import StepOffice
 from hourhand.engine.reference import load_registry
+from hourhand.engine.secrecy import Secrecy
 from hourhand.storage.atomic import Holder, RunTransaction
 from hourhand.storage.database import Database
 from hourhand.storage.effects import effect_gateway
@@ -55,6 +58,9 @@ class Pipe:
         check_report(data)
         self.send({"progress": data})
 
+    def say(self, context: Context, line: Line) -> None:
+        self.send({"line": [line.level, line.text, line.fields], "of": [context.run_number, context.fence]})
+
     def _read(self) -> None:
         stream = self._connection.makefile("rb")
         while True:
@@ -64,13 +70,16 @@ class Pipe:
             self.inbox.put(msgspec.json.decode(stream.read(int.from_bytes(head, "big"))))
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def describe(error: BaseException, clean: Clean | None) -> dict[str, Any]:
+    words, trace = str(error), "".join(traceback.format_exception(error))
+    if clean is not None:
+        words, trace = clean(words), clean(trace)
     special = next((kind.__name__ for kind in _SPECIAL if isinstance(error, kind)), None)
     return {
         "type": type(error).__qualname__,
         "lineage": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
-        "message": str(error)[:MAX_MESSAGE],
-        "traceback": "".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+        "message": words[:MAX_MESSAGE],
+        "traceback": trace[-MAX_TRACEBACK:],
         "special": special,
         "delay": getattr(error, "delay", None) if special == "RetryAfter" else None,
     }
@@ -101,11 +110,12 @@ class Desk:
 
 
 async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: Desk) -> dict[str, Any]:
-    definition = registry.everything()[order["task"]]
+    definition, secrecy = registry.everything()[order["task"]], Secrecy(registry, desk.settings.secret_names)
     claim = SimpleNamespace(**{name: order[name] for name in ("queue", "tags", "token", "worker", "options", "payload")})
     context = Context(
         order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"], claim,
         lambda _run, data: pipe.report(data), registry.state, desk,
+        lambda context: Pen(desk.settings.log_lines, lambda line: pipe.say(context, line), secrecy.clean(claim, context.task)),
     )  # fmt: skip
     # In a thread, as in a worker: what a blocking handler may do there, it may do here.
     call = direct_call(definition, registry.middleware, asyncio.to_thread)
@@ -123,7 +133,7 @@ async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: D
         text, remark = encode_result(await call(context, order["payload"]), desk.settings.max_result)
         return {"result": text, "remark": remark}
     except BaseException as error:  # whatever it is, it belongs to the run
-        return {"error": describe(error), "spent": isinstance(error, MemoryError)}
+        return {"error": describe(error, secrecy.clean(claim, context.task)), "spent": isinstance(error, MemoryError)}
     finally:
         limit_memory(0)
 

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
+from hourhand.engine.bulletin import Bulletin
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway
 
@@ -68,6 +69,7 @@ class Completer:
         self._flushing: Batch | None = None
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
+        self.bulletin = Bulletin()
         self.completed = 0
         self.refused = 0
         """Outcomes the database did not take because the claim was lost."""
@@ -91,6 +93,8 @@ class Completer:
         batch.started.append(started)
         batch.finished.append(finished)
         batch.results.append(result)
+        self.bulletin.successes += 1
+        self.bulletin.newest.append((claim, "succeeded"))
         if claim.alone:
             self._note(claim)
         if not self._wake.is_set():
@@ -108,16 +112,19 @@ class Completer:
         batch.finished.append(finished)
         batch.results.append(result)
         batch.endings[claim.run_number] = (outcome, _json(errors), reason)
+        self.bulletin.note(claim, outcome)
         self._note(claim)
         self._wake.set()
 
     def retry(self, claim: Claim, delay: float, started: float, errors: Any) -> None:
         self._batch.retries.append((claim.run_number, claim.token, delay, started, _json(errors) or "[]"))
+        self.bulletin.note(claim, "delayed")
         self._note(claim)
         self._wake.set()
 
     def bury(self, claim: Claim, started: float | None, errors: Any, reason: str) -> None:
         self._batch.deaths.append((claim.run_number, claim.token, started, _json(errors), reason))
+        self.bulletin.note(claim, "dead")
         self._note(claim)
         self._wake.set()
 

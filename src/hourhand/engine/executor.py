@@ -12,27 +12,30 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
 
 import structlog
 
 from hourhand.core import ids
 from hourhand.core.context import Context
-from hourhand.core.payload import check_report
 from hourhand.core.registry import Registry
+from hourhand.core.sealing import SIGN
 from hourhand.engine.caller import Active, Caller, Handler
 from hourhand.engine.completer import Completer
 from hourhand.engine.delivery import AT_LEAST_ONCE
 from hourhand.engine.isolation import Children
 from hourhand.engine.node import Node
+from hourhand.engine.scribe import Scribe
+from hourhand.engine.secrecy import Secrecy
 from hourhand.engine.settler import Settler, max_attempts
 from hourhand.engine.threads import Threads
 from hourhand.storage.database import Database
-from hourhand.storage.queue import Claim
+from hourhand.storage.queue import Claim, queue_gateway
 
 log = structlog.get_logger("hourhand.executor")
 PROBATION_SLOTS = 8
 _YIELD_EVERY = 32
+_PATIENCE = 5.0
+"""Seconds that a handler may ask for at most when its worker stops, beyond what everybody gets."""
 
 
 class Bench:
@@ -72,9 +75,12 @@ class Executor:
         self._completer = completer
         self._settings = settings
         self._threads = Threads()
-        self._children = Children(reference, settings, self._report)
+        self._sealer = database.sealer
+        secrecy = Secrecy(registry, settings.secret_names)
+        self.scribe = Scribe(queue_gateway(database, "scribe"), node.clock, settings.log_lines, secrecy)
+        self._children = Children(reference, settings, self.scribe.report)
         self._caller = Caller(database, settings, self._threads, self._children)
-        self._settler = Settler(node, completer, settings)
+        self._settler = Settler(node, completer, settings, secrecy)
         self._slots: list[asyncio.Task[None]] = []
         self._stopping = False
         self._unknown: set[str] = set()
@@ -90,7 +96,6 @@ class Executor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """A slot ended by itself: a fault of ours, and the process must say so."""
         self.taken = 0
-        self.progress: dict[int, dict[str, Any]] = {}
         self.on_hungry: Callable[[], None] = lambda: None
         self.hungry_below = 0
 
@@ -177,10 +182,12 @@ class Executor:
         pending = {*self._slots, *self._light}
         while pending and finish_within() > 0:
             _, pending = await asyncio.wait(pending, timeout=min(0.1, max(0.01, finish_within())))
+        patience = 0.0
         for active in list(self.active.values()):
             active.stop("shutdown")
+            patience = max(patience, min(_PATIENCE, active.context.patience))
         if pending:
-            _, pending = await asyncio.wait(pending, timeout=2.0)
+            _, pending = await asyncio.wait(pending, timeout=2.0 + patience)
         for active in list(self.active.values()):
             # It swallowed its cancellation. The process is about to end; its run goes to another.
             log.warning("run.ignores_cancellation", run=ids.run_id(active.claim.run_number), task=active.claim.task)
@@ -240,7 +247,7 @@ class Executor:
             return None
         context = Context(
             claim.run_number, claim.job_number, claim.task, claim.scheduled_at, claim.attempt + 1, claim,
-            self._report, self._registry.state, self._caller.office,
+            self.scribe.report, self._registry.state, self._caller.office, self.scribe.pen,
         )  # fmt: skip
         # A run that comes from a dead process runs apart, so that if it was the culprit, it harms only itself this time.
         apart = handler.isolated or (claim.crashes > 0 and self._children.possible)
@@ -255,6 +262,8 @@ class Executor:
     async def _execute(self, active: Active) -> None:
         timer, result, error = None, None, None
         try:
+            if SIGN in active.claim.payload:
+                active.claim.payload = self._sealer.open(active.claim.payload, active.claim.task)
             if active.delivery != AT_LEAST_ONCE:
                 result = await self._caller.admit(active)
             if result is None:
@@ -267,6 +276,8 @@ class Executor:
             if timer is not None:
                 timer.cancel()
             self._forget(active)
+        if active.context.spoke:
+            self.scribe.wake()
         if active.left_behind:
             self.left_behind -= 1
             log.info(
@@ -302,7 +313,8 @@ class Executor:
 
     def _stop(self, active: Active, cause: str, reason: str | None = None) -> None:
         if active.stop(cause, reason):
-            asyncio.get_running_loop().call_later(self._settings.cancel_grace, self._leave_behind, active)
+            patience = self._settings.cancel_grace + active.context.patience
+            asyncio.get_running_loop().call_later(patience, self._leave_behind, active)
 
     def _leave_behind(self, active: Active) -> None:
         """It ignores its cancellation: it is given up as it stands, and another slot takes the place of the one it sits in."""
@@ -328,7 +340,3 @@ class Executor:
             self._unknown.add(claim.task)
             log.warning("task.unknown", task=claim.task, queue=claim.queue,
                         meaning="this worker's app has no such task; its runs are left for a worker that has it")  # fmt: skip
-
-    def _report(self, run: int, data: dict[str, Any]) -> None:
-        check_report(data)
-        self.progress[run] = {**self.progress.get(run, {}), **data}

@@ -27,6 +27,7 @@ from hourhand.core.errors import (
     ProcessDied,
     RetryAfter,
 )  # fmt: skip
+from hourhand.core.lines import Line
 from hourhand.core.payload import Unkept
 from hourhand.core.settings import Settings
 from hourhand.core.task import TaskDefinition
@@ -121,6 +122,11 @@ class Children:
                 message = await child.receive()
                 if "progress" in message:
                     self._report(claim.run_number, message["progress"])
+                    continue
+                if "line" in message:
+                    # A thread that the run before has left behind in this child still speaks for that one.
+                    if message["of"] == [claim.run_number, claim.token]:
+                        context.pen.pass_on(Line(*message["line"]))
                     continue
                 if message.get("spent"):
                     await child.kill()

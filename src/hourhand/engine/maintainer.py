@@ -53,6 +53,9 @@ class Maintainer:
         self._facts_at = 0.0
         self.facts: Callable[[], list[TaskFacts]] = list
         """What there is to report about tasks since it was last asked."""
+        self.news: Callable[[], str | None] = lambda: None
+        """What there is to tell whoever follows the events."""
+        self._news_at = 0.0
         self.recovered = 0
         self.declared = 0
 
@@ -113,6 +116,9 @@ class Maintainer:
             self._facts_at = Clock.monotonic() + FACTS_EVERY
             if facts := self.facts():
                 await self._gateway.report_tasks(facts)
+        if Clock.monotonic() >= self._news_at and (news := self.news()) is not None:
+            self._news_at = Clock.monotonic() + TICK
+            await self._gateway.say_event(news)
 
     def _condemned(self, silent: list[int], unlocked: list[int]) -> list[int]:
         now, grace = Clock.monotonic(), self._settings.grace

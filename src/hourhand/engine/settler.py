@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import structlog
 
 from hourhand.core import failure, ids
+from hourhand.core.backoff import Retry
 from hourhand.core.errors import Cancelled, HandlerTimeout, LoopBlocked, PermanentFailure, ProcessDied
 from hourhand.core.payload import encode_result
 from hourhand.core.settings import Settings
@@ -17,6 +19,7 @@ from hourhand.engine.caller import Active
 from hourhand.engine.completer import Completer
 from hourhand.engine.delivery import RECORDED, Recorded, passes_on
 from hourhand.engine.node import Node
+from hourhand.engine.secrecy import Secrecy
 from hourhand.storage.queue import Claim
 
 log = structlog.get_logger("hourhand.executor")
@@ -24,8 +27,9 @@ _MISHAP_DELAY = 30.0
 
 
 class Settler:
-    def __init__(self, node: Node, completer: Completer, settings: Settings) -> None:
+    def __init__(self, node: Node, completer: Completer, settings: Settings, secrecy: Secrecy) -> None:
         self._node = node
+        self._secrecy = secrecy
         self._completer = completer
         self._settings = settings
         self._rng = Random()
@@ -60,19 +64,24 @@ class Settler:
 
     def mishap(self, claim: Claim, error: Exception, active: Active | None) -> None:
         """A fault of our own around a run. It is tried again later, and not for ever."""
-        at = self._node.clock.instant().isoformat()
-        errors = failure.append(claim.errors, failure.describe(error, claim.attempt + 1, at, self._node.name))
+        errors = self._with(claim, error, claim.attempt + 1)
         if active is not None and active.begun:
             self._lose(active, errors, "a fault around it after it had begun")
         else:
             self._completer.retry(claim, _MISHAP_DELAY, self._node.clock.now(), errors)
         with contextlib.suppress(Exception):
-            log.error("run.mishap", run=ids.run_id(claim.run_number), task=claim.task, error=repr(error))
+            log.error("run.mishap", run=ids.run_id(claim.run_number), task=claim.task, error=_words(errors))
+
+    def _with(self, claim: Claim, error: BaseException, attempt: int) -> list[dict[str, Any]]:
+        """The run's errors and this one, without what is secret in its payload."""
+        at, clean = self._node.clock.instant().isoformat(), self._secrecy.clean(claim, claim.task)
+        return failure.append(claim.errors, failure.describe(error, attempt, at, self._node.name, clean))
 
     def _succeeded(self, active: Active, result: Any) -> None:
         claim, now = active.claim, self._node.clock.now()
         if result is RECORDED:
             self._completer.completed += 1
+            self._completer.bulletin.note(claim, "succeeded")
             active.handler.took(now - active.started)
             return
         if isinstance(result, Recorded):
@@ -83,6 +92,9 @@ class Settler:
         if result is not None:
             text, remark = encode_result(result, self._settings.max_result)
         if remark is not None:
+            # It may quote what could not be stored.
+            clean = self._secrecy.clean(claim, claim.task)
+            remark = remark if clean is None else clean(remark)
             log.warning("run.result_not_kept", run=active.context.run_id, task=claim.task, reason=remark)
             if passes_on(claim.options):
                 error = PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
@@ -105,17 +117,17 @@ class Settler:
 
     def _failed(self, active: Active, error: BaseException) -> None:
         claim, attempt, definition = active.claim, active.context.attempt, active.handler.definition
-        at = self._node.clock.instant().isoformat()
-        errors = failure.append(claim.errors, failure.describe(error, attempt, at, self._node.name))
+        errors = self._with(claim, error, attempt)
         event = log.bind(run=active.context.run_id, task=claim.task, attempt=attempt, error=errors[-1]["type"])
         if active.begun:
             self._failed_for_good(active, error, errors)
             return
         limit = max_attempts(claim, definition)
         try:
-            delay = definition.retry.next_delay(error, attempt, self._rng, limit)
+            delay = retry_policy(claim, definition).next_delay(error, attempt, self._rng, limit)
         except Exception as bad:  # the user's own backoff function
-            log.error("retry.backoff_failed", task=claim.task, error=repr(bad), meaning="waiting the cap instead")
+            words = _words(self._with(claim, bad, attempt))
+            log.error("retry.backoff_failed", task=claim.task, error=words, meaning="waiting the cap instead")
             delay = definition.retry.cap
         if delay is None:
             reason = f"gave up after {attempt} of {limit} attempts" if attempt >= limit else "not worth another attempt"
@@ -139,6 +151,16 @@ class Settler:
             reason=f"{why}; how far it came is not known",
         )  # fmt: skip
         log.error("run.lost", run=active.context.run_id, task=active.claim.task, reason=why)
+
+
+def _words(errors: list[dict[str, Any]]) -> str:
+    return f"{errors[-1]['type']}: {errors[-1]['message']}"
+
+
+def retry_policy(claim: Claim, definition: TaskDefinition) -> Retry:
+    """The task's, with what the job or the enqueue said over it."""
+    given = (claim.options or {}).get("retry")
+    return definition.retry if given is None else replace(definition.retry, **given)
 
 
 def max_attempts(claim: Claim, definition: TaskDefinition) -> int:

@@ -8,11 +8,10 @@ from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, StatementRefused
+from hourhand.core.errors import ConfigurationError
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.core.task import check_name
@@ -74,10 +73,10 @@ class Worker:
             queue_gateway(database, "claimer"), self.node, self.executor, self.completer, settings, options.queues
         )
         self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
-        self._reporter = queue_gateway(database, "reporter")
         self.watchdog = Watchdog(self.executor.active, settings.loop_limit, may_exit=options.may_exit)
         self._known = False
         self.maintainer.facts = self._facts
+        self.maintainer.news = lambda: self.completer.bulletin.take(self.node.id)
         self.started = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -113,7 +112,7 @@ class Worker:
             self.watchdog.start()
             services: dict[str, Any] = {
                 "node": self.node.run(), "completer": self.completer.run(), "claimer": self.claimer.run(),
-                "maintainer": self.maintainer.run(), "reporter": self._report(),
+                "maintainer": self.maintainer.run(), "scribe": self.executor.scribe.run(),
             }  # fmt: skip
             self._tasks = [asyncio.create_task(service, name=name) for name, service in services.items()]
             self.started.set()
@@ -166,7 +165,7 @@ class Worker:
             await self.node.stop()
         await self.claimer.close()
         await self.completer.close()
-        await self._reporter.close()
+        await self.executor.scribe.finish(5.0)
         log.info("worker.stopped", node=self.node.id, completed=self.completer.completed)
 
     def _hear(self, word: str) -> None:
@@ -191,20 +190,6 @@ class Worker:
         self.completer.rebase(self.node.id)
         self.claimer.forget()
         self.executor.wake_all()
-
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            if not self.executor.progress:
-                continue
-            reports, self.executor.progress = self.executor.progress, {}
-            runs = sorted(reports)
-            try:
-                await self._reporter.report_progress(runs, [msgspec.json.encode(reports[run]).decode() for run in runs])
-            except DatabaseUnavailable:
-                self.executor.progress = {**reports, **self.executor.progress}
-            except StatementRefused as error:
-                log.warning("progress.refused", error=str(error))
 
     def _facts(self) -> list[TaskFacts]:
         """What there is to say about the tasks: at first all of them, then those that had runs."""

@@ -21,6 +21,7 @@ from hourhand.core.errors import (
     LockTimeout,
     StatementRefused,
 )
+from hourhand.core.sealing import sealer
 from hourhand.core.settings import Settings
 from hourhand.storage import statements
 from hourhand.storage.carriers import psycopg_pool
@@ -32,6 +33,7 @@ _TOGETHER: ContextVar[tuple[Database, asyncpg.Connection] | None] = ContextVar("
 
 COMMAND_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
+POOL = 6
 
 # The hot statements pick their rows by index, in its order, on purpose. Without statistics, or right
 # after a vacuum, the planner believes a table to be nearly empty and prefers to read and sort all of
@@ -108,6 +110,7 @@ class Database:
         self.settings = settings
         self.schema = statements.check_schema(settings.schema)
         self.sql = statements.load(self.schema)
+        self.sealer = sealer(settings.encryption_keys)
         self.pooler = False
         """A pooler stands between: no session survives a statement, so only leases count."""
         self.shared = False
@@ -118,6 +121,8 @@ class Database:
         self._work_pool: asyncpg.Pool | None = None
         self._psycopg_pool: Any = None
         self._making = threading.Lock()
+        # Of the pool, two are left to those who hold one already and need another for a moment.
+        self._transactions = asyncio.Semaphore(POOL - 2)
 
     @property
     def embedded(self) -> bool:
@@ -212,7 +217,7 @@ class Database:
             self._pool = await asyncpg.create_pool(
                 self._url,
                 min_size=0,
-                max_size=6,
+                max_size=POOL,
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=COMMAND_TIMEOUT,
                 statement_cache_size=0 if self.pooler else 100,
@@ -263,7 +268,7 @@ class Database:
             return
         try:
             pool = await self.pool()
-            async with pool.acquire() as member, member.transaction():
+            async with self._transactions, pool.acquire() as member, member.transaction():
                 connection = cast(asyncpg.Connection, member)
                 token = _TOGETHER.set((self, connection))
                 try:
@@ -276,6 +281,14 @@ class Database:
             raise DatabaseUnavailable(_unreachable(error)) from error
         except asyncpg.PostgresError as error:
             raise StatementRefused(f"the database refused: {error}") from error
+
+    async def apart(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        """On a connection of its own and committed at once, whatever is being done together just now."""
+        token = _TOGETHER.set(None)
+        try:
+            return await self.fetch(name, *args)
+        finally:
+            _TOGETHER.reset(token)
 
     @property
     def joined(self) -> asyncpg.Connection | None:
@@ -290,6 +303,8 @@ class Database:
             pool = await self.pool()
             async with pool.acquire() as connection:
                 return await work(cast(asyncpg.Connection, connection))
+        except HourhandError:
+            raise
         except _LOST as error:
             raise DatabaseUnavailable(_unreachable(error)) from error
         except asyncpg.PostgresError as error:

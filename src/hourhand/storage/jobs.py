@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -11,9 +12,10 @@ from typing import Any, Protocol
 import asyncpg
 import msgspec
 
-from hourhand.core.errors import InvalidOption, JobConflict
+from hourhand.core.errors import InvalidOption, JobConflict, PayloadUnreadable
 from hourhand.core.fairness import lane_of
 from hourhand.core.job import JobDefinition
+from hourhand.core.sealing import Sealer
 from hourhand.storage import foreign
 from hourhand.storage.database import Database
 
@@ -35,10 +37,10 @@ class Door(Protocol):
 
 class OwnDoor:
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     async def row(self, name: str, *arguments: Any) -> Any:
-        return await self._database.fetchrow(name, *arguments)
+        return await self.database.fetchrow(name, *arguments)
 
 
 class CallersDoor:
@@ -84,15 +86,45 @@ async def sees_commits(door: Door) -> bool:
 
 
 async def put_job(
-    door: Door, job: JobDefinition, lane: int, now: datetime, *, replace: bool, expected: int | None = None,
+    door: Door, job: JobDefinition, lane: int, now: datetime, *, sealer: Sealer, replace: bool, expected: int | None = None,
     prepared: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """`added`, `unchanged` or `replaced`; a conflict is an error."""
-    plain = msgspec.json.encode({**job.plain(lane, now), **(prepared or {})}).decode()
-    outcome = str((await door.row("put_job", plain, replace, expected))[1])
-    if outcome == "conflict":
-        raise JobConflict(f"there is a job {job.name!r} with another definition; replace=True changes it")
-    return outcome
+    given = {**job.plain(lane, now), **(prepared or {})}
+    outcome = "conflict"
+    # A seal is never the same twice, so whether a job is the same is asked with the seals that it has: before it is written,
+    # and once more if somebody adds it at that very moment.
+    for _ in range(2 if sealer.active else 1):
+        if sealer.active and await _is_the_same(door, job, given, sealer):
+            return "unchanged"
+        sealed = {"payload": msgspec.Raw(sealer.seal(job.payload, job.task).encode()), "options": sealer.seal_steps(job.options)}
+        outcome = await _put(door, {**given, **sealed}, replace, expected)
+        if outcome != "conflict":
+            return outcome
+    raise JobConflict(f"there is a job {job.name!r} with another definition; replace=True changes it")
+
+
+async def _put(door: Door, given: Mapping[str, Any], replace: bool, expected: int | None) -> str:
+    return str((await door.row("put_job", msgspec.json.encode(given).decode(), replace, expected))[1])
+
+
+async def _is_the_same(door: Door, job: JobDefinition, given: Mapping[str, Any], sealer: Sealer) -> bool:
+    """Whether the stored job, opened, is this one. Nothing is written: a version is expected, and nothing may be replaced."""
+    row = await door.row("find_job", job.name, None)
+    if row is None:
+        return False
+    stored = msgspec.json.decode(row[0])
+    options, opened = stored["options"] or {}, sealer.open_steps(stored["options"]) or {}
+    try:
+        payload = sealer.opened(stored["payload"], stored["task"])
+    except PayloadUnreadable:
+        return False
+    mine = job.options or {}
+    if payload != msgspec.json.decode(job.payload) or opened.get("then") != mine.get("then"):
+        return False
+    kept = {**mine, "then": options["then"]} if "then" in options else job.options
+    as_stored = {**given, "payload": stored["payload"], "options": kept}
+    return await _put(door, as_stored, False, stored["version"]) == "unchanged"
 
 
 Define = Callable[[Sequence[Mapping[str, Any]]], list[JobDefinition]]
@@ -106,7 +138,8 @@ async def prepare(
         return {"apart": True}
     if not sees_commits:
         return {}
-    plain = msgspec.json.encode(job.plain(0, now)).decode()
+    # What the job does is no matter of its schedule's, and not to be seen in passing.
+    plain = msgspec.json.encode({**job.plain(0, now), "payload": None, "options": None}).decode()
     return {"id": await database.fetchval("reserve_schedule", plain, number)}
 
 
@@ -178,7 +211,9 @@ class BulkJobs:
                 # This transaction may last: a one-off must not share a schedule that is fired meanwhile.
                 apart = {"apart": job.schedule.kind == "once"}
                 lane = lane_of(await self._lane(job.queue), job.priority)
-                outcome = await put_job(door, job, lane, await present(door), replace=replace, prepared=apart)
+                outcome = await put_job(
+                    door, job, lane, await present(door), sealer=self._database.sealer, replace=replace, prepared=apart
+                )
                 counts[outcome] += 1
 
     async def _copy(self, jobs: Sequence[JobDefinition]) -> None:
@@ -196,7 +231,8 @@ class BulkJobs:
         schedules = dict(zip(keys, await self._schedules(keys, [rows[key] for key in keys]), strict=True))
         lanes = {kind: lane_of(await self._lane(kind[0]), kind[1]) for kind in {(job.queue, job.priority) for job in jobs}}
         records = []
-        for job, (number, shard) in zip(jobs, places, strict=True):
+        sealed = await asyncio.to_thread(self._sealed, jobs) if self._database.sealer.active else jobs
+        for job, (number, shard) in zip(sealed, places, strict=True):
             one = job.schedule
             schedule = schedules[self._key(job, number, shard)]
             active = now
@@ -214,6 +250,13 @@ class BulkJobs:
             await connection.copy_records_to_table("jobs", schema_name=self._schema, columns=_COLUMNS, records=records)
         except asyncpg.UniqueViolationError as error:
             raise JobConflict(f"somebody else is adding one of these jobs at this moment: {error.detail}") from None
+
+    def _sealed(self, jobs: Sequence[JobDefinition]) -> Sequence[JobDefinition]:
+        sealer = self._database.sealer
+        return [
+            dataclasses.replace(job, payload=sealer.seal(job.payload, job.task), options=sealer.seal_steps(job.options))
+            for job in jobs
+        ]
 
     def _key(self, job: JobDefinition, number: int, shard: int) -> tuple[Any, ...]:
         one = job.schedule

@@ -67,6 +67,9 @@ class MaintenanceGateway:
         """The run, its task, its node, and for how many seconds it has gone on."""
         return await self._link.fetch("stuck_runs", 100)
 
+    async def say_event(self, text: str) -> None:
+        await self._link.fetch("say_event", text)
+
     async def add_partitions(self) -> int:
         return sum(row[0] for row in await self._link.fetch("add_partitions"))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
 
+from hourhand.core.errors import DatabaseUnavailable, StatementRefused
 from hourhand.storage.database import Database, Link
 
 
@@ -59,7 +60,22 @@ class Survey:
         self.probation = {row["id"] for row in rows if row["probation"]}
 
 
+class KeptLine(NamedTuple):
+    """A line that a run has said. No two of a run have the same instant: by that one is known again."""
+
+    run: int
+    scheduled_at: datetime
+    at: datetime
+    attempt: int
+    level: str
+    text: str
+    fields: str | None
+    size: int
+    """Bytes it takes in memory, about."""
+
+
 _LANE = 8
+_COLLISIONS = 5
 Numbers = Sequence[int]
 Maybe = Sequence[Any] | None
 
@@ -111,6 +127,18 @@ class QueueGateway:
 
     async def report_progress(self, runs: Numbers, data: Sequence[str]) -> None:
         await self._link.fetch("report_progress", runs, data)
+
+    async def keep_lines(self, lines: Sequence[KeptLine], most: int, *, again: bool) -> None:
+        """`again`: it is not known whether they were written before; those that were are not written a second time."""
+        *columns, _sizes = (list(column) for column in zip(*lines, strict=True))
+        for _ in range(_COLLISIONS):
+            try:
+                await self._link.fetch("keep_lines", *columns, most, again)
+                return
+            except StatementRefused as error:
+                if not isinstance(error.__cause__, asyncpg.UniqueViolationError):
+                    raise
+        raise DatabaseUnavailable("another worker, with another attempt, keeps writing lines of the same run")
 
     async def notify(self, words: Sequence[str]) -> None:
         await self._link.fetch("notify", words)

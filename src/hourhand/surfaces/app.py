@@ -8,20 +8,23 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
 
+from hourhand.core.actor import ACTOR
 from hourhand.core.backoff import Retry
+from hourhand.core.chain import need_steps
 from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.job import define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.registry import Hook, Middleware, Registry
+from hourhand.core.sealing import Sealer, sealer
 from hourhand.core.settings import settings_from
 from hourhand.core.task import check_name, define_task
 from hourhand.engine.scheduler import Scheduler
@@ -30,12 +33,15 @@ from hourhand.storage import foreign, statements
 from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
 from hourhand.storage.enqueue import EnqueueGateway, call_arguments
+from hourhand.surfaces.access import AuditLog, Keys
 from hourhand.surfaces.deployment import Deployment
+from hourhand.surfaces.encryption import Encryption
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.jobs import Jobs
 from hourhand.surfaces.portal import Portal
 from hourhand.surfaces.task import Task
-from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs
+from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs, Shards
+from hourhand.targets.builtin import builtin_targets, close_targets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,15 +72,21 @@ class Hourhand:
         """Whose declared jobs are whose, where several apps share a database. Default: the module that makes the app."""
         self.settings = settings_from(os.environ, database_url=database_url, schema=schema, data=data, **settings)
         self.registry = Registry()
+        self.registry.targets = builtin_targets(lambda: self.settings)
+        self.registry.shutdown.append(close_targets)
         self._opened: dict[asyncio.AbstractEventLoop, Opened] = {}
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._portal = Portal()
         self._queues_made = {"default"}
         self._process = os.getpid()
-        self.runs = Runs(self._database)
-        self.dead = Dead(self._database, self.registry)
-        self.queues = Queues(self._database)
-        self.nodes = Nodes(self._database)
+        self.runs = Runs(self._database, self.name)
+        self.dead = Dead(self._database, self.registry, self.name)
+        self.queues = Queues(self._database, self.name)
+        self.nodes = Nodes(self._database, self.name)
+        self.shards = Shards(self._database, self.name)
+        self.keys = Keys(self._database, self.name)
+        self.audit = AuditLog(self._database, self.name)
+        self.encryption = Encryption(self._database, self.name)
         self.jobs = Jobs(self)
 
     def configure(self, **given: Any) -> None:
@@ -98,23 +110,26 @@ class Hourhand:
     def task(
         self, function: None = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
-        delivery: str = "at_least_once", max_memory: int | str | None = None,
+        delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
     ) -> TaskDecorator: ...  # fmt: skip
 
     def task(
         self, function: Any = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
-        delivery: str = "at_least_once", max_memory: int | str | None = None,
+        delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
     ) -> Any:  # fmt: skip
-        """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=..., delivery=...)`."""
+        """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=..., delivery=...)`.
+
+        `secret` names the arguments that are never shown, as paths: `["password", "card.number", "items.*.token"]`.
+        """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             definition = define_task(
                 function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation,
-                delivery=delivery, max_memory=max_memory,
+                delivery=delivery, max_memory=max_memory, secret=secret,
             )  # fmt: skip
             self.registry.add(definition)
-            return Task(self, definition, EnqueueOptions())
+            return Task(self, definition, EnqueueOptions(secret=definition.secret))
 
         return declare if function is None else declare(function)
 
@@ -185,15 +200,18 @@ class Hourhand:
             check_name("task", task)
         except ConfigurationError as error:
             raise InvalidOption(str(error)) from None
-        merged = merge(EnqueueOptions(), options)
         definition = self.registry.find(task)
+        merged = merge(EnqueueOptions(secret=definition.secret if definition else ()), options, self.registry.marks_of)
         text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
         queue = merged.queue or (definition.queue if definition else "default")
         priority = merged.priority or (definition.priority if definition else "normal")
-        return call_arguments(task, text, queue, priority, merged), merged
+        if (actor := ACTOR.get()).scoped:
+            actor.need(queue, None, f"queue {queue!r}")
+            need_steps(actor, merged.kept())
+        return call_arguments(task, text, queue, priority, merged, self._sealer), merged
 
     async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
-        connection = options.connection or await joined()
+        connection = options.connection or await joined() or (await self._database()).joined
         if connection is not None:
             await self._make_queue(arguments[2])
             row = await foreign.fetch_async(connection, self._enqueue_statement, (*arguments, True))
@@ -214,6 +232,10 @@ class Hourhand:
     @property
     def _enqueue_statement(self) -> str:
         return statements.load(self.settings.schema)["enqueue"]
+
+    @property
+    def _sealer(self) -> Sealer:
+        return sealer(self.settings.encryption_keys)
 
     async def _make_queue(self, queue: str) -> None:
         """Outside of the caller's transaction, which would keep everybody else from the new queue."""

@@ -24,6 +24,7 @@ from hourhand.core.errors import DatabaseUnavailable, HourhandError, InvalidOpti
 from hourhand.core.fairness import lane_of
 from hourhand.core.job import define_job
 from hourhand.storage.jobs import CallersDoor, present, put_job
+from hourhand.surfaces.auditing import MOST_NAMES, record
 from hourhand.surfaces.stored import StoredJob
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Deployed:
     removed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     """Declared jobs whose name belongs to a job that was added in another way."""
+
+    def changes(self) -> dict[str, tuple[str, ...]]:
+        return {name: getattr(self, name) for name in ("added", "changed", "removed") if getattr(self, name)}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,10 +95,13 @@ class Deployment:
                     return Deployed(False, reason)
                 done = await self._put_all(connection, sql, queues)
                 await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint, not done.refused)
+                if changes := done.changes():
+                    about = {name: list(jobs[:MOST_NAMES]) for name, jobs in changes.items()}
+                    await record(CallersDoor(connection, sql), self._app.name, "jobs.deploy", subject=self._app.name, after=about)
                 return done
 
         done = await opened.database.using(work)
-        changes = {name: getattr(done, name) for name in ("added", "changed", "removed") if getattr(done, name)}
+        changes = done.changes()
         if done.applied and (changes or not done.refused):
             log.info("jobs.deployed", app=self._app.name, declared=len(self._app.registry.jobs), **changes)
         return done
@@ -111,11 +118,12 @@ class Deployment:
                 log.warning("jobs.left_out", job=name, error=str(error))
                 continue
             row = await door.row("find_job", name, None)
-            old = None if row is None else StoredJob.of(row[0])
+            old = None if row is None else StoredJob.of(row[0], app._sealer)
             ours = old is None or old.definition.declared_by == app.name
             due = {"due": old.due()} if old else {}
             try:
-                outcome = await put_job(door, job, lane_of(queues[job.queue], job.priority), now, replace=ours, prepared=due)
+                lane = lane_of(queues[job.queue], job.priority)
+                outcome = await put_job(door, job, lane, now, sealer=app._sealer, replace=ours, prepared=due)
             except JobConflict:
                 outcome = "refused"
             outcomes[outcome].append(name)

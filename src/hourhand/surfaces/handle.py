@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hourhand.core import ids
 from hourhand.core.clock import Clock
 from hourhand.core.errors import RunFailed, RunNotFinished
 from hourhand.surfaces.views import RunView
 
-if TYPE_CHECKING:
-    from hourhand.surfaces.app import Hourhand
+
+class Runs(Protocol):
+    async def show(self, run_id: str | int) -> RunView: ...
+
+
+class HasRuns(Protocol):
+    """An app, or a client of one."""
+
+    @property
+    def runs(self) -> Runs: ...
 
 
 class RunHandle:
     __slots__ = ("_app", "_number", "duplicate")
 
-    def __init__(self, app: Hourhand, number: int, duplicate: bool) -> None:
+    def __init__(self, app: HasRuns, number: int, duplicate: bool) -> None:
         self._app = app
         self._number = number
         self.duplicate = duplicate

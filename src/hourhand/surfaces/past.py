@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -51,7 +52,8 @@ async def plan_backfill(
     high = min(one for one in (until, job.end_at) if one is not None)
     if low >= high:
         raise InvalidOption("the period is empty: until must be after since, and both within the past and the job's own limits")
-    instants = list(islice(job.schedule.firings(low - MOMENT, high - MOMENT), cap + 1))
+    # In a thread: of very many this takes seconds, in which others want to be served.
+    instants = await asyncio.to_thread(list, islice(job.schedule.firings(low - MOMENT, high - MOMENT), cap + 1))
     if len(instants) > cap:
         raise InvalidOption(f"the period has more than {cap} firings; narrow it, or raise the cap")
     ran = asked = 0
@@ -84,7 +86,7 @@ async def gather_facts(database: Database, stored: StoredJob, low: datetime, hig
     traces = [Trace(*row) for row in await database.fetch("job_traces", number, low, high)]
     # As the schedule stood before the ledger was read, or later: what it says is due was due then.
     row = await database.fetchrow("find_job", stored.definition.name, None)
-    again = stored if row is None else StoredJob.of(row[0])
+    again = stored if row is None else StoredJob.of(row[0], database.sealer)
     known = {one.since: await database.fetchval("first_known", number, one.since) for one in spans}
     done = job.max_runs is not None and (again.fired or 0) >= job.max_runs
     nodes = sorted({one.node for one in firings})

@@ -46,7 +46,12 @@ class Portal:
             raise RuntimeError(
                 "this thread runs an event loop, which a synchronous call would block: await the async form instead"
             )
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        finally:
+            # After Ctrl-C nobody waits for it any more. One that is done does not mind.
+            future.cancel()
 
     def close(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,11 +13,13 @@ import msgspec
 from hourhand.core import ids
 from hourhand.core.account import MOMENT
 from hourhand.core.chain import steps_of
-from hourhand.core.errors import InvalidSchedule
+from hourhand.core.errors import InvalidSchedule, NotPossible, PayloadUnreadable
 from hourhand.core.fairness import priority_of, queue_of
 from hourhand.core.job import JobDefinition, define_job, job_options
+from hourhand.core.redaction import marks_in
 from hourhand.core.registry import Registry
 from hourhand.core.schedule import Schedule, latest_firings
+from hourhand.core.sealing import NO_KEYS, Sealer, kid_of
 from hourhand.surfaces.views import JobView
 
 EVER = datetime(1, 1, 2, tzinfo=UTC)
@@ -43,15 +46,19 @@ class StoredJob:
     present: datetime
 
     @classmethod
-    def of(cls, text: str) -> StoredJob:
+    def of(cls, text: str, sealer: Sealer) -> StoredJob:
+        """Opened as far as there are keys for it."""
         row = msgspec.json.decode(text)
+        payload = msgspec.json.encode(row["payload"]).decode()
+        with suppress(PayloadUnreadable):
+            payload = sealer.open(payload, row["task"])
         schedule = Schedule(row["kind"], row["expression"], row["timezone"], row["dst"], _instant(row["anchor"]))
         definition = JobDefinition(
-            name=row["name"], task=row["task"], schedule=schedule, payload=msgspec.json.encode(row["payload"]).decode(),
+            name=row["name"], task=row["task"], schedule=schedule, payload=payload,
             queue=row["queue"], priority=priority_of(row["lane"]), missed_window=row["missed_window"],
             max_missed=row["max_missed"], misfire_grace=row["misfire_grace"], overlap=row["overlap"] or "allow",
             flexible_window=row["flexible"], start_at=_instant(row["start_at"]), end_at=_instant(row["end_at"]),
-            max_runs=row["max_runs"], tags=tuple(row["tags"] or ()), options=row["options"], anchored=True,
+            max_runs=row["max_runs"], tags=tuple(row["tags"] or ()), options=sealer.open_steps(row["options"]), anchored=True,
             declared_by=row["declared_by"],
         )  # fmt: skip
         return cls(
@@ -93,14 +100,15 @@ class StoredJob:
             job_id=ids.job_id(self.number), name=job.name, state=self.state, task=job.task, schedule=written(job.schedule),
             timezone=job.schedule.timezone, in_words=_words(job.schedule),
             next_run_at=None if self.paused_at else self.upcoming, queue=job.queue, priority=job.priority,
-            payload=msgspec.json.decode(job.payload), dst=job.schedule.dst, anchor=job.schedule.anchor,
+            payload=NO_KEYS.shown(msgspec.json.decode(job.payload), job.task), dst=job.schedule.dst, anchor=job.schedule.anchor,
             missed_window=job.missed_window, max_missed=job.max_missed, misfire_grace=job.misfire_grace, overlap=job.overlap,
             flexible_window=job.flexible_window, start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs,
             fired=(self.fired or 0) if job.max_runs else None, max_attempts=options.get("max_attempts"),
             timeout=options.get("timeout"), delivery=options.get("delivery"),
+            **{f"retry_{name}": options.get("retry", {}).get(name) for name in ("backoff", "base", "cap")},
             idempotency_key_template=options.get("idempotency", {}).get("template"), tags=job.tags, then=tuple(steps_of(options)), declared_by=job.declared_by,
             created_at=self.created_at, updated_at=self.updated_at, active_since=self.active_since, paused_at=self.paused_at,
-            version=self.version, shard=self.shard, outcome=outcome,
+            version=self.version, shard=self.shard, outcome=outcome, secret=marks_in(options),
         )  # fmt: skip
 
     def upcoming_firings(self) -> Iterator[datetime]:
@@ -124,14 +132,21 @@ def changed(stored: StoredJob, changes: Mapping[str, Any], registry: Registry) -
     job = stored.definition
     options = job.options or {}
     schedule = job.schedule
+    payload = msgspec.json.decode(job.payload)
+    if (kid := kid_of(payload)) is not None and "payload" not in changes:
+        raise NotPossible(
+            f"job {job.name!r} is encrypted with key {kid!r}, which this process does not have: change it where the key is, or give "
+            "it a new payload as well"
+        )
     base: dict[str, Any] = {
         "task": job.task, "schedule": written(schedule), "timezone": schedule.timezone, "dst": schedule.dst,
-        "anchor": schedule.anchor if schedule.kind == "every" else None, "payload": msgspec.json.decode(job.payload),
+        "anchor": schedule.anchor if schedule.kind == "every" else None, "payload": payload,
         "queue": job.queue, "priority": job.priority, "missed_window": job.missed_window, "max_missed": job.max_missed,
         "misfire_grace": job.misfire_grace, "overlap": job.overlap, "flexible_window": job.flexible_window,
         "start_at": job.start_at, "end_at": job.end_at, "max_runs": job.max_runs, "max_attempts": options.get("max_attempts"),
         "timeout": options.get("timeout"), "delivery": options.get("delivery"), "tags": job.tags,
-        "idempotency_key_template": options.get("idempotency", {}).get("template"),
+        **{f"retry_{name}": options.get("retry", {}).get(name) for name in ("backoff", "base", "cap")},
+        "idempotency_key_template": options.get("idempotency", {}).get("template"), "secret": marks_in(options),
     }  # fmt: skip
     if "schedule" in changes and "anchor" not in changes:
         base["anchor"] = None

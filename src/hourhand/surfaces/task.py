@@ -45,8 +45,8 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Any) -> Task[P, R]:
         """The same task with enqueue options: delay, at, expires, queue, priority, key, unique_for, tags,
-        max_attempts, timeout, delivery, then, connection."""
-        return Task(self._app, self._definition, merge(self._options, options))
+        max_attempts, timeout, delivery, retry_backoff, retry_base, retry_cap, secret, then, connection."""
+        return Task(self._app, self._definition, merge(self._options, options, self._app.registry.marks_of))
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
         """Enqueue one run. The arguments are checked against the signature before anything is written."""
@@ -86,7 +86,7 @@ class Task(Generic[P, R]):
         text = definition.codec.encode_partly(payload, ("result",) if takes else ())
         if options.key is not None or options.at is not None or options.connection is not None or options.expires is not None:
             raise InvalidOption(
-                "a step of a chain can have queue, priority, delay, tags, max_attempts, timeout, delivery and then"
+                "a step of a chain can have queue, priority, delay, tags, max_attempts, timeout, delivery, secret and then"
             )
         return Step(
             definition.name, msgspec.json.decode(text), "result" if takes else None, options.queue or definition.queue,
@@ -98,4 +98,4 @@ class Task(Generic[P, R]):
         definition, options = self._definition, self._options
         payload = definition.codec.encode(definition.codec.bind(args, kwargs))
         queue, priority = options.queue or definition.queue, options.priority or definition.priority
-        return call_arguments(definition.name, payload, queue, priority, options)
+        return call_arguments(definition.name, payload, queue, priority, options, self._app._sealer)

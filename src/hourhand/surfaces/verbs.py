@@ -9,24 +9,54 @@ from typing import Any
 import msgspec
 
 from hourhand.core import ids
-from hourhand.core.errors import InvalidOption, NotPossible, UnknownRun
+from hourhand.core.actor import ACTOR, Actor
+from hourhand.core.errors import InvalidOption, NotPossible, UnknownQueue, UnknownRun
 from hourhand.core.payload import encode_untyped
+from hourhand.core.redaction import marks_in, restore
 from hourhand.core.registry import Registry
 from hourhand.core.task import check_name
 from hourhand.storage.database import Database
-from hourhand.surfaces.views import FINISHED, STATES, NodeView, QueueView, RunView
+from hourhand.storage.jobs import OwnDoor
+from hourhand.surfaces.auditing import MOST_NAMES, current_actor, payload_for_record, record
+from hourhand.surfaces.views import FINISHED, STATES, LineView, NodeView, QueueView, RunView, ShardView
 
 Open = Callable[[], Awaitable[Database]]
 Filter = list[Any]
-"""The first seven parameters of the statements on dead letters."""
+"""The first nine parameters of the statements on dead letters."""
 _EVER = datetime(1, 1, 1, tzinfo=UTC)
 _BEFORE = 6
 BATCH = 1_000
 
 
 class Verbs:
-    def __init__(self, open_database: Open) -> None:
+    def __init__(self, open_database: Open, app: str = "") -> None:
         self._open = open_database
+        self._app_name = app
+
+    @property
+    def _actor(self) -> Actor:
+        return current_actor(self._app_name)
+
+    async def _record(self, database: Database, action: str, **about: Any) -> None:
+        await record(OwnDoor(database), self._app_name, action, **about)
+
+    async def _scope(self, database: Database) -> tuple[list[int] | None, list[str] | None]:
+        """What the caller may see: numbers of queues, and beginnings of the names of jobs. None: everything."""
+        actor, numbers = ACTOR.get(), None
+        if actor.queues is not None:
+            numbers = [number for number, name in (await self._names(database)).items() if name in actor.queues]
+        return numbers, None if actor.prefixes is None else list(actor.prefixes)
+
+    async def _permit(self, database: Database, run: RunView) -> RunView:
+        """For a caller whose part it is not, it is not there."""
+        actor = ACTOR.get()
+        if actor.scoped:
+            job = None
+            if actor.prefixes is not None and run.job_id is not None:
+                job = await database.fetchval("job_name", ids.parse_job_id(run.job_id))
+            if not actor.may_touch(run.queue, job):
+                raise UnknownRun(f"there is no run {run.run_id} among what {actor.name} may see")
+        return run
 
     async def _names(self, database: Database) -> dict[int, str]:
         return {row["id"]: row["name"] for row in await database.fetch("queue_names")}
@@ -34,9 +64,9 @@ class Verbs:
     async def _queue(self, database: Database, name: str | None) -> int | None:
         if name is None:
             return None
-        number = await database.fetchval("queue_by_name", name)
-        if number is None:
-            raise InvalidOption(f"there is no queue {name!r}")
+        actor, number = ACTOR.get(), await database.fetchval("queue_by_name", name)
+        if number is None or (actor.queues is not None and name not in actor.queues):
+            raise UnknownQueue(f"there is no queue {name!r}")
         return int(number)
 
 
@@ -59,13 +89,23 @@ class Runs(Verbs):
         row = await database.fetchrow("find_run", number)
         if row is None:
             raise UnknownRun(f"there is no run {ids.run_id(number)}; it may be older than the history that is kept")
-        return RunView.of(row, await self._names(database))
+        return await self._permit(database, RunView.of(row, await self._names(database), database.sealer))
+
+    async def logs(self, run_id: str | int, *, after: int = 0, limit: int = 1_000) -> list[LineView]:
+        """What it said, in order, from the line after number `after` on."""
+        check(limit=limit)
+        if not 0 <= after < 2**31:
+            raise InvalidOption(f"after must be the number of a line, or 0, not {after}")
+        run = await self.show(run_id)
+        database = await self._open()
+        rows = await database.fetch("list_lines", ids.parse_run_id(run.run_id), run.scheduled_at, after, limit)
+        return [LineView.of(row) for row in rows]
 
     async def list(
         self, *, state: str | Sequence[str] | None = None, task: str | None = None, queue: str | None = None,
-        tag: str | None = None, key: str | None = None, since: datetime | None = None, limit: int = 20,
+        tag: str | None = None, key: str | None = None, since: datetime | None = None, below: str | None = None, limit: int = 20,
     ) -> list[RunView]:  # fmt: skip
-        """The newest runs that match."""
+        """The newest runs that match. `below`: the last id of the page before."""
         states = [state] if isinstance(state, str) else None if state is None else list(state)
         for one in states or ():
             if one not in STATES:
@@ -73,32 +113,49 @@ class Runs(Verbs):
         check(limit=limit, since=since)
         database = await self._open()
         number = await self._queue(database, queue)
-        rows = await database.fetch("list_runs", states, task, number, tag, key, since or _EVER, limit)
+        start = None if below is None else ids.parse_run_id(below)
+        scope = await self._scope(database)
+        rows = await database.fetch("list_runs", states, task, number, tag, key, since or _EVER, limit, start, *scope)
         names = await self._names(database)
-        return [RunView.of(row, names) for row in rows]
+        return [RunView.of(row, names, database.sealer) for row in rows]
 
     async def cancel(self, run_id: str | int, reason: str | None = None) -> str:
         """`cancelled` when it had not started; `asked` when it runs and was told to stop."""
         number = ids.parse_run_id(run_id)
         database = await self._open()
-        # Between two looks the run may move from one table to the next; it cannot escape for ever.
-        for _ in range(5):
-            if await database.fetchval("cancel_pending", number, reason):
-                return "cancelled"
-            if await database.fetchval("cancel_running", number, reason):
-                return "asked"
-            run = await self.show(number)
-            if run.finished:
-                raise NotPossible(f"{run.run_id} has ended already: {run.state}")
+        async with database.together():
+            # Between two looks the run may move from one table to the next; it cannot escape for ever.
+            for _ in range(5):
+                run = await self.show(number)
+                if run.finished:
+                    raise NotPossible(f"{run.run_id} has ended already: {run.state}")
+                outcome = None
+                if await database.fetchval("cancel_pending", number, reason):
+                    outcome = "cancelled"
+                elif await database.fetchval("cancel_running", number, reason):
+                    outcome = "asked"
+                if outcome is not None:
+                    about = {"outcome": outcome, "reason": reason, "task": run.task}
+                    await self._record(database, "run.cancel", subject=run.run_id, queue=run.queue, after=about)
+                    return outcome
         raise NotPossible(f"{ids.run_id(number)} keeps moving; try again")
 
     async def retry(self, run_id: str | int) -> str:
         """Run it again now. Returns the id: the same for a dead or delayed run, a new one for an ended run."""
-        number = ids.parse_run_id(run_id)
         database = await self._open()
-        run = await self.show(number)
+        async with database.together():
+            run = await self.show(run_id)
+            again = await self._retry(database, run)
+            await self._record(database, "run.retry", subject=run.run_id, queue=run.queue, after={"again_as": again, "task": run.task})
+        return again
+
+    async def _retry(self, database: Database, run: RunView) -> str:
+        number = ids.parse_run_id(run.run_id)
         if run.state == "dead" and run.payload is not None:
-            if (await Dead(self._open, Registry()).replay(number)).blocked:
+            rows = await database.fetch("replay_dead", [number], *[None] * 8, 1)
+            if not rows:
+                raise NotPossible(f"{run.run_id} is not among the dead letters any more")
+            if not rows[0]["replayed"]:
                 raise NotPossible(f"{run.run_id} stays dead: another live run holds its key {run.key!r}")
             return run.run_id
         if run.state == "delayed":
@@ -116,16 +173,20 @@ class Runs(Verbs):
 class Dead(Verbs):
     """Runs that gave up. Filters: ids, task, queue, tag, error type, died since/before."""
 
-    def __init__(self, open_database: Open, registry: Registry) -> None:
-        super().__init__(open_database)
+    def __init__(self, open_database: Open, registry: Registry, app: str = "") -> None:
+        super().__init__(open_database, app)
         self._registry = registry
 
-    async def list(self, *run_ids: str | int, limit: int = 50, **filters: Any) -> list[RunView]:
+    async def list(
+        self, *run_ids: str | int, limit: int = 50, below: tuple[datetime, str] | None = None, **filters: Any
+    ) -> list[RunView]:
+        """The latest to die first. `below`: when the last of the page before died, and its id."""
         check(limit=limit)
         database = await self._open()
-        rows = await database.fetch("list_dead", *await self._filter(database, run_ids, filters), limit)
+        start = (None, None) if below is None else (below[0], ids.parse_run_id(below[1]))
+        rows = await database.fetch("list_dead", *await self._filter(database, run_ids, filters), limit, *start)
         names = await self._names(database)
-        return [RunView.of(row, names, "dead") for row in rows]
+        return [RunView.of(row, names, database.sealer, "dead") for row in rows]
 
     async def count(self, *run_ids: str | int, **filters: Any) -> int:
         database = await self._open()
@@ -138,14 +199,25 @@ class Dead(Verbs):
         return found[0]
 
     async def edit(self, run_id: str | int, payload: dict[str, Any]) -> RunView:
-        """Replace the payload; checked against the task's signature when this app has the task."""
+        """Replace the payload; checked against the task's signature when this app has the task.
+
+        Where it has the word that stands for a secret, the value that was hidden stays.
+        """
         run = await self.show(run_id)
+        database = await self._open()
+        names, sealer = database.settings.secret_names, database.sealer
+        payload = restore(payload, run.payload, (*marks_in(run.options), *self._registry.marks_of(run.task)), names)
         definition = self._registry.find(run.task)
         text = definition.codec.encode(payload) if definition else encode_untyped(run.task, payload)
-        database = await self._open()
-        if not await database.fetch("edit_dead", ids.parse_run_id(run_id), text):
-            raise UnknownRun(f"{run_id} is not among the dead letters any more")
-        return await self.show(run_id)
+        async with database.together():
+            if not await database.fetch("edit_dead", ids.parse_run_id(run_id), sealer.seal(text, run.task)):
+                raise UnknownRun(f"{run_id} is not among the dead letters any more")
+            edited = await self.show(run_id)
+            was, now = (payload_for_record(one.redacted(names).payload, sealer) for one in (run, edited))
+            await self._record(
+                database, "dead.edit", subject=run.run_id, queue=run.queue, before={"payload": was}, after={"payload": now}
+            )
+        return edited
 
     async def replay(
         self, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
@@ -162,7 +234,11 @@ class Dead(Verbs):
             size = BATCH if limit is None else min(BATCH, limit - len(done))
             # The blocked ones stay in place and come up again each time; beyond them there are new ones.
             asked = size + len(blocked)
-            rows = await database.fetch("replay_dead", *where, asked)
+            async with database.together():
+                rows = await database.fetch("replay_dead", *where, asked)
+                revived = [ids.run_id(row["run_id"]) for row in rows if row["replayed"]]
+                if revived:
+                    await self._record(database, "dead.replay", **_many(revived))
             done += [ids.run_id(row["run_id"]) for row in rows if row["replayed"]]
             blocked |= {ids.run_id(row["run_id"]) for row in rows if not row["replayed"]}
             if progress is not None:
@@ -182,7 +258,11 @@ class Dead(Verbs):
         done = 0
         while limit is None or done < limit:
             size = BATCH if limit is None else min(BATCH, limit - done)
-            count = len(await database.fetch("purge_dead", *where, size))
+            async with database.together():
+                purged = [ids.run_id(row["run_id"]) for row in await database.fetch("purge_dead", *where, size)]
+                if purged:
+                    await self._record(database, "dead.purge", **_many(purged))
+            count = len(purged)
             done += count
             if progress is not None:
                 progress(done)
@@ -202,8 +282,13 @@ class Dead(Verbs):
         numbers = [ids.parse_run_id(one) for one in run_ids] or None
         return [
             numbers, filters.get("task"), queue, filters.get("tag"), filters.get("error"),
-            filters.get("since"), filters.get("before"),
+            filters.get("since"), filters.get("before"), *await self._scope(database),
         ]  # fmt: skip
+
+
+def _many(runs: list[str]) -> dict[str, Any]:
+    """What the record says of many at once: how many, and the first of them."""
+    return {"subject": runs[0] if len(runs) == 1 else None, "after": {"count": len(runs), "runs": runs[:MOST_NAMES]}}
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -218,29 +303,43 @@ class Queues(Verbs):
         return await (await self._open()).fetchval("queue_by_name", name) is not None
 
     async def list(self) -> list[QueueView]:
-        database = await self._open()
+        database, actor = await self._open(), ACTOR.get()
         return [
             QueueView(**{name: row[name] for name in QueueView.__dataclass_fields__})
             for row in await database.fetch("list_queues")
+            if actor.may_touch(row["name"], None)
         ]
 
     async def pause(self, name: str) -> datetime:
         """Nothing more is claimed from it; what runs goes on. Enqueueing stays possible."""
         check_name("queue", name)
+        self._need(name)
         database = await self._open()
         await database.fetch("queue_number", name)
-        paused: datetime = await database.fetchval("pause_queue", name)
+        async with database.together():
+            paused: datetime = await database.fetchval("pause_queue", name)
+            await self._record(database, "queue.pause", subject=name, queue=name, after={"paused_at": paused})
         return paused
 
     async def resume(self, name: str) -> None:
+        self._need(name)
         database = await self._open()
-        if not await database.fetch("resume_queue", name):
-            raise InvalidOption(f"there is no queue {name!r}")
+        async with database.together():
+            if not await database.fetch("resume_queue", name):
+                raise UnknownQueue(f"there is no queue {name!r}")
+            await self._record(database, "queue.resume", subject=name, queue=name, after={"paused_at": None})
+
+    def _need(self, name: str) -> None:
+        actor = self._actor
+        if actor.prefixes is not None:
+            actor.need_everything(f"queue {name!r}, which others' jobs use as well,")
+        actor.need(name, None, f"queue {name!r}")
 
 
 class Nodes(Verbs):
     async def list(self, *, gone: bool = False) -> list[NodeView]:
         """The live processes; with `gone`, also those that stopped or died."""
+        self._actor.need_everything("the list of nodes")
         database = await self._open()
         views = []
         for row in await database.fetch("list_nodes", gone):
@@ -249,3 +348,10 @@ class Nodes(Verbs):
             fields["info"] = msgspec.json.decode(fields["info"])
             views.append(NodeView(**fields))
         return views
+
+
+class Shards(Verbs):
+    async def list(self) -> list[ShardView]:
+        """The 256 parts of all jobs: which scheduler fires each, and under which epoch."""
+        self._actor.need_everything("the list of shards")
+        return [ShardView(**dict(row)) for row in await (await self._open()).fetch("list_shards")]

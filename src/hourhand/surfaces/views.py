@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, overload
 
@@ -11,7 +11,10 @@ import asyncpg
 import msgspec
 
 from hourhand.core import ids
+from hourhand.core.chain import map_steps
 from hourhand.core.fairness import priority_of, queue_of
+from hourhand.core.redaction import Clean, marks_in, redact, scrub_values, scrubber
+from hourhand.core.sealing import Sealer
 
 FINISHED = ("succeeded", "dead", "cancelled", "skipped", "expired", "lost")
 STATES = ("ready", "delayed", "parked", "running", *FINISHED)
@@ -49,7 +52,8 @@ class RunView:
         return self.state in FINISHED
 
     @classmethod
-    def of(cls, row: asyncpg.Record, queues: dict[int, str], state: str | None = None) -> RunView:
+    def of(cls, row: asyncpg.Record, queues: dict[int, str], sealer: Sealer, state: str | None = None) -> RunView:
+        """Opened, where this process has the key; otherwise a word takes the place of what is encrypted."""
         have = dict(row)
         lane = have["lane"]
         plain = {
@@ -63,6 +67,10 @@ class RunView:
             for name in ("payload", "options", "errors", "result", "progress")
             if have.get(name) is not None
         }
+        if "payload" in decoded:
+            decoded["payload"] = sealer.shown(decoded["payload"], have["task"])
+        if "options" in decoded:
+            decoded["options"] = sealer.show_steps(decoded["options"])
         return cls(
             run_id=ids.run_id(have["run_id"]),
             job_id=None if have["job_id"] is None else ids.encode("j", have["job_id"]),
@@ -73,6 +81,46 @@ class RunView:
             **plain,
             **decoded,
         )
+
+    def redacted(self, names: Sequence[str] = ()) -> RunView:
+        """As it may be shown: without the values of secret fields, wherever they would be told. `names` are secret at any depth."""
+        marks = marks_in(self.options)
+        clean = scrubber(self.payload, marks, names)
+        return replace(
+            self, payload=redact(self.payload, marks, names), options=_redacted_steps(self.options, names, clean),
+            errors=scrub_values(self.errors, clean), result=scrub_values(redact(self.result, marks, names), clean),
+            progress=scrub_values(redact(self.progress, marks, names), clean), reason=scrub_values(self.reason, clean),
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _redacted_steps(options: dict[str, Any] | None, names: Sequence[str], clean: Clean | None) -> dict[str, Any] | None:
+    def hidden(step: dict[str, Any]) -> dict[str, Any]:
+        payload = redact(step.get("payload"), marks_in(step.get("options")), names)
+        return {**step, "payload": scrub_values(payload, clean)}
+
+    return map_steps(options, hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    """What a run said."""
+
+    number: int
+    """Grows from line to line, over all attempts."""
+    at: datetime
+    attempt: int
+    level: str
+    """`debug` to `critical`; `stdout` or `stderr` for what a program printed."""
+    text: str
+    fields: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, row: asyncpg.Record) -> LineView:
+        fields = None if row["fields"] is None else msgspec.json.decode(row["fields"])
+        return cls(row["number"], row["at"], row["attempt"], row["level"], row["text"], fields)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +164,20 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardView:
+    shard: int
+    node: int | None
+    node_name: str | None
+    epoch: int
+    taken_at: datetime | None
+    schedules: int
+    next_run_at: datetime | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job, and when it fires next."""
 
@@ -147,6 +209,9 @@ class JobView:
     timeout: float | None
     delivery: str | None
     """None: as its task says."""
+    retry_backoff: str | None
+    retry_base: float | None
+    retry_cap: float | None
     idempotency_key_template: str | None
     tags: tuple[str, ...]
     then: tuple[str, ...]
@@ -160,6 +225,12 @@ class JobView:
     shard: int
     outcome: str | None = None
     """Of `add` and `update`: `added`, `unchanged` or `replaced`."""
+    secret: tuple[str, ...] = ()
+    """Paths of the fields of its payload that are not to be shown."""
+
+    def redacted(self, names: Sequence[str] = ()) -> JobView:
+        """As it may be shown: without the values of secret fields. `names` are secret at any depth."""
+        return replace(self, payload=redact(self.payload, self.secret or (), names))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -77,7 +77,8 @@ CREATE TABLE hourhand.lines (
     fields       jsonb
 ) PARTITION BY RANGE (scheduled_at);
 
-CREATE INDEX lines_run ON hourhand.lines (run_id, number);
+-- Unique, so that two workers that number on from the same line notice each other.
+CREATE UNIQUE INDEX lines_run ON hourhand.lines (run_id, number, scheduled_at);
 
 CREATE TABLE hourhand.lines_default PARTITION OF hourhand.lines DEFAULT;
 
@@ -198,4 +199,28 @@ BEGIN
             PERFORM hourhand.wake(lane, number);
         END IF;
     END IF;
+END $$;
+
+-- As before. A sealed step was measured before it was sealed, and what the database adds to it stands beside the seal.
+CREATE OR REPLACE FUNCTION hourhand.go_on() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    step jsonb := NEW.options->'then';
+    arguments jsonb := coalesce(step->'payload', '{}');
+    trouble text;
+BEGIN
+    IF step->>'result' IS NOT NULL THEN
+        arguments := arguments || jsonb_build_object(step->>'result', NEW.result);
+    END IF;
+    PERFORM hourhand.enqueue(
+        step->>'task', arguments, coalesce(step->>'queue', 'default'), coalesce(step->>'priority', 'normal'),
+        delay => make_interval(secs => (step->>'delay')::float8),
+        tags => (SELECT array_agg(tag) FROM jsonb_array_elements_text(step->'tags') AS tag), options => step->'options',
+        measured => arguments ? '$sealed');
+    RETURN NULL;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_violation THEN
+    GET STACKED DIAGNOSTICS trouble = MESSAGE_TEXT;
+    INSERT INTO hourhand.dead (died_at, run_id, scheduled_at, lane, attempt, task, payload, options, reason)
+    VALUES (clock_timestamp(), nextval('hourhand.run_numbers'), clock_timestamp(), NEW.lane, 0, step->>'task', arguments,
+            step->'options', format('could not be enqueued after run %s: %s', NEW.run_id, trouble));
+    RETURN NULL;
 END $$;

@@ -38,48 +38,66 @@ SELECT outcome::text, run_id, job_id, task, lane, attempt, scheduled_at, enqueue
 FROM hourhand.runs WHERE run_id = $1;
 
 -- name: list_runs
--- The newest runs that match, over all states; history is read a few days back at a time by `since`.
+-- The newest runs that match, over all states; history is read a few days back at a time by `since`. A page begins below run $8;
+-- $9 and $10 are what the caller may see: queues, and beginnings of jobs' names.
 SELECT * FROM (
     (SELECT 'ready' AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at, NULL::timestamptz AS started_at,
             NULL::timestamptz AS finished_at, NULL::integer AS node, key, tags, NULL::text AS reason
      FROM hourhand.ready
      WHERE ($1::text[] IS NULL OR 'ready' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
     (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity'), NULL, NULL, NULL, key, tags,
             CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
      FROM hourhand.delayed
      WHERE ($1::text[] IS NULL OR 'delayed' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
     (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
             CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
      FROM hourhand.parked
      WHERE ($1::text[] IS NULL OR 'parked' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
     (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL
      FROM hourhand.running
      WHERE ($1::text[] IS NULL OR 'running' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
     (SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason
      FROM hourhand.dead
      WHERE ($1::text[] IS NULL OR 'dead' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
     (SELECT outcome::text, run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, finished_at, worker_id, key, tags, reason
      FROM hourhand.runs
      WHERE ($1::text[] IS NULL OR $1 && '{succeeded,dead,cancelled,skipped,expired,lost}') AND ($1::text[] IS NULL OR outcome::text = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
+       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
+       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
      ORDER BY run_id DESC LIMIT $7)
 ) AS found
 ORDER BY run_id DESC LIMIT $7;
+
+-- name: list_lines
+-- What run $1, which is for the instant $2, said after its line $3.
+SELECT number, at, attempt, level, text, fields FROM hourhand.lines
+WHERE run_id = $1 AND scheduled_at = $2 AND number > $3 ORDER BY number LIMIT $4;
 
 -- name: cancel_pending
 SELECT hourhand.cancel_pending($1, $2);
@@ -94,13 +112,18 @@ FROM hourhand.dead
 WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
   AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
   AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
-ORDER BY died_at DESC, run_id DESC LIMIT $8;
+  AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
+  AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
+  AND ($11::timestamptz IS NULL OR (died_at, run_id) < ($11, $12::bigint))
+ORDER BY died_at DESC, run_id DESC LIMIT $10;
 
 -- name: count_dead
 SELECT count(*) FROM hourhand.dead
 WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
   AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
-  AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7);
+  AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
+  AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
+  AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)));
 
 -- name: edit_dead
 UPDATE hourhand.dead SET payload = $2::text::jsonb WHERE run_id = $1 RETURNING run_id;
@@ -113,7 +136,9 @@ WITH wanted AS MATERIALIZED (
     WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
       AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
-    ORDER BY died_at, run_id LIMIT $8 FOR UPDATE SKIP LOCKED),
+  AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
+  AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
+    ORDER BY died_at, run_id LIMIT $10 FOR UPDATE SKIP LOCKED),
 keyed AS (
     INSERT INTO hourhand.keys AS k (task, key, run_id)
     SELECT DISTINCT ON (task, key) task, key, run_id FROM wanted WHERE key IS NOT NULL ORDER BY task, key, run_id
@@ -146,7 +171,9 @@ WITH purged AS (
         WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
           AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
           AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
-        ORDER BY died_at LIMIT $8 FOR UPDATE SKIP LOCKED))
+  AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
+  AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
+        ORDER BY died_at LIMIT $10 FOR UPDATE SKIP LOCKED))
     RETURNING *)
 INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome, attempt,
                            task, key, tags, options, errors, reason)

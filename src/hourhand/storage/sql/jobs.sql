@@ -15,6 +15,13 @@ SELECT row_to_json(found)::text FROM (
     LEFT JOIN hourhand.counters c ON c.job_id = j.id
     WHERE j.id = coalesce((SELECT n.id FROM hourhand.jobs n WHERE n.name = $1::text), $2::bigint)) AS found;
 
+-- name: job_name
+SELECT name FROM hourhand.jobs WHERE id = $1;
+
+-- name: lock_job
+-- Nobody else changes it until this transaction ends.
+SELECT version FROM hourhand.jobs WHERE id = $1::bigint FOR UPDATE;
+
 -- name: list_jobs
 SELECT row_to_json(found)::text FROM (
     SELECT j.*, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, q.name AS queue, c.fired, c.last_at,
@@ -26,6 +33,7 @@ SELECT row_to_json(found)::text FROM (
       AND ($6::text IS NULL OR $6 = CASE WHEN j.paused_at IS NOT NULL THEN 'paused'
                                          WHEN s.next_run_at IS NULL OR j.end_at <= s.next_run_at OR c.fired >= j.max_runs THEN 'finished'
                                          ELSE 'active' END)
+      AND ($8::text[] IS NULL OR q.name = ANY ($8)) AND ($9::text[] IS NULL OR j.name ^@ ANY ($9))
     ORDER BY j.name LIMIT $7) AS found;
 
 -- name: pause_job
@@ -69,11 +77,12 @@ UNION SELECT scheduled_at FROM hourhand.parked WHERE job_id = $1 AND scheduled_a
 UNION SELECT scheduled_at FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3 AND options->>'by_hand' IS NULL;
 
 -- name: ended_runs
--- Of these runs, for these instants, how many have ended, and how.
+-- Of these runs, for these instants, how many have ended, and how; only those of job $3, unless it is NULL.
 SELECT count(*) FILTER (WHERE how = 'succeeded') AS succeeded, count(*) AS ended FROM (
     SELECT h.outcome::text AS how FROM unnest($1::bigint[], $2::timestamptz[]) AS mine (run_id, at)
-    CROSS JOIN LATERAL (SELECT outcome FROM hourhand.runs WHERE run_id = mine.run_id AND scheduled_at = mine.at LIMIT 1) AS h
-    UNION ALL SELECT 'dead' FROM hourhand.dead WHERE run_id = ANY ($1)) AS ends;
+    CROSS JOIN LATERAL (SELECT outcome FROM hourhand.runs WHERE run_id = mine.run_id AND scheduled_at = mine.at
+                          AND ($3::bigint IS NULL OR job_id = $3) LIMIT 1) AS h
+    UNION ALL SELECT 'dead' FROM hourhand.dead WHERE run_id = ANY ($1) AND ($3::bigint IS NULL OR job_id = $3)) AS ends;
 
 -- name: reserve_jobs
 -- Numbers for a COPY, and the shard that each belongs to.
@@ -82,6 +91,9 @@ FROM (SELECT nextval('hourhand.job_numbers') AS number FROM generate_series(1, $
 
 -- name: taken_names
 SELECT name FROM hourhand.jobs WHERE name = ANY ($1::text[]);
+
+-- name: queues_of_jobs
+SELECT j.name, q.name AS queue FROM hourhand.jobs j JOIN hourhand.queues q ON q.id = j.lane / 4 WHERE j.name = ANY ($1::text[]);
 
 -- name: make_schedules
 -- Rows for schedules that may be there already, in the order given: sorted, so that two who do this at once do not wait
@@ -120,24 +132,24 @@ UPDATE hourhand.schedules SET revision = revision + 1 WHERE id = ANY ($1::bigint
 SELECT * FROM (
     (SELECT 'ready' AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at,
             NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::integer AS node, key, tags, NULL::text AS reason
-     FROM hourhand.ready WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.ready WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity'), NULL, NULL, NULL, key, tags,
             CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
-     FROM hourhand.delayed WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.delayed WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
             CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
-     FROM hourhand.parked WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.parked WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL
-     FROM hourhand.running WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.running WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason
-     FROM hourhand.dead WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.dead WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT outcome::text, run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, finished_at, worker_id, key, tags, reason
-     FROM hourhand.runs WHERE job_id = $1 ORDER BY scheduled_at DESC LIMIT $2)
+     FROM hourhand.runs WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
 ) AS found
 ORDER BY scheduled_at DESC, run_id DESC LIMIT $2;
 

@@ -287,3 +287,26 @@ ON CONFLICT (name) DO UPDATE SET
 INSERT INTO hourhand.progress AS p (run_id, data)
 SELECT * FROM unnest($1::bigint[], $2::text[]::jsonb[]) AS given (run_id, data) ORDER BY run_id
 ON CONFLICT (run_id) DO UPDATE SET data = p.data || excluded.data, reported_at = excluded.reported_at;
+
+-- name: keep_lines
+-- What runs said, numbered on from their last line, whichever worker's and attempt's that was; up to $8 lines of each, and one
+-- that says that there was more. Two workers that write lines of the same run collide on a number, and one of them asks again.
+-- $9: what was perhaps written before is looked for by its instant.
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[], $4::smallint[], $5::text[], $6::text[], $7::text[])
+        WITH ORDINALITY AS one (run_id, scheduled_at, at, attempt, level, text, fields, place)),
+before AS MATERIALIZED (
+    SELECT run_id,
+           coalesce((SELECT l.number FROM hourhand.lines l WHERE l.run_id = r.run_id AND l.scheduled_at = r.scheduled_at
+                     ORDER BY l.number DESC LIMIT 1), 0) AS last,
+           CASE WHEN $9::boolean THEN ARRAY(SELECT l.at FROM hourhand.lines l
+                                            WHERE l.run_id = r.run_id AND l.scheduled_at = r.scheduled_at)
+                ELSE '{}' END AS written
+    FROM (SELECT DISTINCT run_id, scheduled_at FROM given) AS r),
+numbered AS (
+    SELECT given.*, before.last + row_number() OVER (PARTITION BY given.run_id ORDER BY given.place) AS number
+    FROM given JOIN before ON before.run_id = given.run_id WHERE given.at <> ALL (before.written))
+INSERT INTO hourhand.lines (run_id, scheduled_at, number, at, attempt, level, text, fields)
+SELECT run_id, scheduled_at, number, at, attempt, CASE WHEN number > $8::integer THEN 'warning' ELSE level END,
+       CASE WHEN number > $8 THEN 'further lines are not kept' ELSE text END, CASE WHEN number <= $8 THEN fields::jsonb END
+FROM numbered WHERE number <= $8 + 1 ORDER BY run_id, number;

@@ -10,8 +10,7 @@ import typer
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import InvalidOption
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import AsJson, Exit, counted, err, instant, out, polite, print_json, run
+from hourhand.surfaces.cli.common import AnyApp, AsJson, Exit, counted, err, instant, out, polite, print_json, run
 from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.cli.progress import bar
@@ -23,7 +22,7 @@ LOOK_EVERY = 0.5
 
 @connected
 def backfill_job(
-    app: Hourhand,
+    app: AnyApp,
     name: Job,
     since: Annotated[
         datetime,
@@ -86,7 +85,7 @@ def _check_options(since: datetime, until: datetime, dry_run: bool, again: bool,
 
 
 async def _fill(
-    app: Hourhand, period: tuple[str, datetime, datetime], options: dict[str, Any], dry_run: bool, no_wait: bool
+    app: AnyApp, period: tuple[str, datetime, datetime], options: dict[str, Any], dry_run: bool, no_wait: bool
 ) -> tuple[Backfill, int | None]:
     """How far it came, and, if Ctrl-C ended it, how many runs were called off."""
     # Planned on its own first: a Ctrl-C before anything is in must not call off what others have asked for.
@@ -114,7 +113,7 @@ async def _fill(
     return filled, None
 
 
-async def _follow(app: Hourhand, filled: Backfill) -> None:
+async def _follow(app: AnyApp, filled: Backfill) -> None:
     if not any(one.kind == "worker" for one in await app.nodes.list()):
         err.print("[yellow]no worker is alive[/]: the runs wait until one is; Ctrl-C calls them off", soft_wrap=True)
     with bar("ended", len(filled.runs), always=True) as show:

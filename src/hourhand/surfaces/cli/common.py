@@ -31,8 +31,15 @@ from hourhand.core.errors import (
     UnknownRun,
 )
 from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.cli.suggestions import BAD_URL, in_words, is_about_url, with_near_names
+from hourhand.surfaces.client import AsyncClient
+from hourhand.surfaces.views import JobView, RunView
 
 T = TypeVar("T")
+AnyApp = Hourhand | AsyncClient
+"""On a database, or at the other end of a network: their verbs are the same."""
+A = TypeVar("A", bound=AnyApp)
+View = TypeVar("View", RunView, JobView)
 _SPAN = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # Tab and newline stay; the rest could move the cursor or colour what follows.
@@ -54,27 +61,31 @@ class Exit(IntEnum):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show what is secret, too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 OnlyTask = Annotated[str | None, typer.Option("--task", help="Only this task.")]
 OnlyQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
 OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
 
 
-def run(app: Hourhand, work: Callable[[Hourhand], Awaitable[T]]) -> T:
+def run(app: A, work: Callable[[A], Awaitable[T]]) -> T:
     """Open the app, do the work, close it; whatever goes wrong becomes one line and an exit code."""
 
     async def whole() -> T:
         async with app:
-            return await work(app)
+            try:
+                return await work(app)
+            except HourhandError as error:
+                raise await with_near_names(app, error) from error.__cause__
 
     return polite(lambda: asyncio.run(whole()))
 
 
 def each(
-    app: Hourhand,
+    app: AnyApp,
     names: list[str],
     kind: str,
-    verb: Callable[[Hourhand, str], Awaitable[dict[str, Any]]],
+    verb: Callable[[AnyApp, str], Awaitable[dict[str, Any]]],
     say: Callable[[dict[str, Any]], str],
     as_json: bool,
 ) -> None:
@@ -85,11 +96,12 @@ def each(
     answers: list[dict[str, Any]] = []
     codes: list[Exit] = []
 
-    async def work(app: Hourhand) -> None:
+    async def work(app: AnyApp) -> None:
         for name in dict.fromkeys(names):
             try:
                 answer = {kind: name, **await verb(app, name)}
             except HourhandError as error:
+                await with_near_names(app, error)
                 answers.append({kind: name, "error": str(error)})
                 codes.append(tell(error))
                 if isinstance(error, DatabaseUnavailable):
@@ -113,6 +125,10 @@ def polite(work: Callable[[], T]) -> T:
         raise typer.Exit(130) from None
     except (HourhandError, asyncpg.PostgresError) as error:
         raise typer.Exit(tell(error)) from None
+    except ValueError as error:
+        if not is_about_url(error):
+            raise
+        raise typer.Exit(tell(ConfigurationError(BAD_URL))) from None
     except OverflowError:
         # What a person wrote at the edges of the calendar, and an offset or a moment pushed over them.
         raise typer.Exit(tell(InvalidOption("a time that was given is beyond the calendar (years 1 to 9999)"))) from None
@@ -120,7 +136,7 @@ def polite(work: Callable[[], T]) -> T:
 
 def tell(error: HourhandError | asyncpg.PostgresError) -> Exit:
     """The error as one line, however long; returns the exit code that goes with it."""
-    words = str(error) if isinstance(error, HourhandError) else f"the database refused: {error}"
+    words = in_words(error) if isinstance(error, HourhandError) else f"the database refused: {error}"
     err.print(Text.assemble(("error:", "red"), " ", plain(words)), soft_wrap=True)
     return _code(error)
 
@@ -169,6 +185,15 @@ def ask(question: str, *, default: bool = False) -> bool:
         err.print()
         return False
     return answer in ("y", "yes") if answer else default
+
+
+def discreet(app: AnyApp, view: View, reveal: bool = False) -> View:
+    """As it may be printed: what is secret only if it was asked for."""
+    if not isinstance(app, Hourhand):
+        if reveal:
+            err.print("[yellow]note:[/] a server shows nothing that is secret; --reveal needs the database", soft_wrap=True)
+        return view
+    return view if reveal else view.redacted(app.settings.secret_names)
 
 
 def print_json(value: Any) -> None:

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from hourhand.core.clock import Clock
-from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import (
+    AnyApp,
     AsJson,
     OnlyQueue,
     OnlyTag,
     OnlyTask,
+    Reveal,
     Yes,
     ago,
+    discreet,
     err,
     fixed,
     folded,
@@ -55,7 +57,7 @@ Everything = Annotated[bool, typer.Option("--all", help="Every dead letter there
 @commands.command("list")
 @connected
 def list_dead(
-    app: Hourhand,
+    app: AnyApp,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
     tag: OnlyTag = None,
@@ -70,7 +72,7 @@ def list_dead(
     Example: hourhand dead list --task send_invoice --error ConnectionError --since 2h
     """
     filters = filters_of(task, queue, tag, error, since, before)
-    found = run(app, lambda app: app.dead.list(limit=limit, **filters))
+    found = [discreet(app, one) for one in run(app, lambda app: app.dead.list(limit=limit, **filters))]
     if as_json:
         print_json(found)
         return
@@ -92,12 +94,13 @@ def list_dead(
 @commands.command("show")
 @connected
 def show_dead(
-    app: Hourhand,
+    app: AnyApp,
     run_id: Run,
+    reveal: Reveal = False,
     as_json: AsJson = False,
 ) -> None:
     """Everything about one dead letter: its payload, and the error of each attempt."""
-    found = run(app, lambda app: app.dead.show(run_id))
+    found = discreet(app, run(app, lambda app: app.dead.show(run_id)), reveal)
     if as_json:
         print_json(found)
     else:
@@ -107,7 +110,7 @@ def show_dead(
 @commands.command("edit")
 @connected
 def edit_dead(
-    app: Hourhand,
+    app: AnyApp,
     run_id: Run,
     payload: Annotated[str | None, typer.Option("--payload", metavar="JSON", help="The new payload, a JSON object.")] = None,
     payload_file: Annotated[
@@ -117,7 +120,8 @@ def edit_dead(
 ) -> None:
     """Change a dead letter's payload: by option, from a file, or in $EDITOR. Replay it afterwards.
 
-    With --app the payload is checked against the task's signature.
+    With --app the payload is checked against the task's signature. What is secret is not shown: where [redacted] is left as it
+    is, the value stays.
 
     Example: hourhand dead edit r_1f3k --payload '{"invoice_id": 7}'
     """
@@ -128,7 +132,7 @@ def edit_dead(
         given = polite(lambda: read_payload(payload, payload_file))
         saved, changed = run(loaded, lambda app: app.dead.edit(run_id, given)), True
     if as_json:
-        print_json(saved)
+        print_json(discreet(app, saved))
     elif changed:
         out.print(f"{saved.run_id} has its new payload; send it back with: hourhand dead replay {saved.run_id}", soft_wrap=True)
     else:
@@ -138,7 +142,7 @@ def edit_dead(
 @commands.command("replay")
 @connected
 def replay_dead(
-    app: Hourhand,
+    app: AnyApp,
     run_ids: RunIds = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -161,7 +165,7 @@ def replay_dead(
     done: list[str] = []
     blocked: list[str] = []
 
-    async def replay(app: Hourhand, *found: str, **options: Any) -> None:
+    async def replay(app: AnyApp, *found: str, **options: Any) -> None:
         answer = await app.dead.replay(*found, **options)
         done.extend(answer.replayed)
         blocked.extend(answer.blocked)
@@ -179,7 +183,7 @@ def replay_dead(
 @commands.command("purge")
 @connected
 def purge_dead(
-    app: Hourhand,
+    app: AnyApp,
     run_ids: RunIds = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -199,7 +203,7 @@ def purge_dead(
     chosen = Selection(run_ids or [], filters_of(task, queue, tag, error, since, before), everything, limit, yes)
     done = 0
 
-    async def purge(app: Hourhand, *found: str, **options: Any) -> None:
+    async def purge(app: AnyApp, *found: str, **options: Any) -> None:
         nonlocal done
         done = await app.dead.purge(*found, **options)
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import typer
 
-from hourhand.core.errors import ConfigurationError, HourhandError, InvalidOption, InvalidPayload
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import ask, err, polite, run, tell
+from hourhand.core.errors import ConfigurationError, HourhandError, InvalidOption, InvalidPayload, NotPossible
+from hourhand.surfaces.cli.common import AnyApp, ask, discreet, err, polite, run, tell
 from hourhand.surfaces.views import RunView
 
 
@@ -41,19 +40,22 @@ def parse_payload(text: str) -> dict[str, Any]:
     return payload
 
 
-def edit_payload(app: Hourhand, run_id: str) -> tuple[RunView, bool]:
+def edit_payload(app: AnyApp, run_id: str) -> tuple[RunView, bool]:
     """Open the payload in the editor until it can be saved; returns the letter and whether it was changed."""
     letter = run(app, lambda app: app.dead.show(run_id))
+    shown = discreet(app, letter).payload
+    if isinstance(shown, str):
+        raise typer.Exit(tell(NotPossible(f"the payload of {letter.run_id} cannot be edited here: {shown}")))
     editor = polite(_find_editor)
     descriptor, name = tempfile.mkstemp(prefix=f"{letter.run_id}-", suffix=".json")
     os.close(descriptor)
     path = Path(name)
-    original = json.dumps(letter.payload, indent=2, ensure_ascii=False) + "\n"
+    original = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
     path.write_text(original)
     try:
         while True:
             polite(lambda: _open_editor(editor, path))
-            answer = run(app, lambda app: _save(app, letter, path.read_text()))
+            answer = run(app, lambda app: _save(app, letter, shown, path.read_text()))
             if isinstance(answer, RunView):
                 path.unlink()
                 return answer, answer is not letter
@@ -67,12 +69,12 @@ def edit_payload(app: Hourhand, run_id: str) -> tuple[RunView, bool]:
             err.print(f"nothing was saved; what you wrote is kept in {path}", soft_wrap=True)
 
 
-async def _save(app: Hourhand, letter: RunView, text: str) -> RunView | InvalidPayload:
+async def _save(app: AnyApp, letter: RunView, shown: Any, text: str) -> RunView | InvalidPayload:
     if not text.strip():
         return letter
     try:
         payload = parse_payload(text)
-        return letter if payload == letter.payload else await app.dead.edit(letter.run_id, payload)
+        return letter if payload == shown else await app.dead.edit(letter.run_id, payload)
     except InvalidPayload as error:
         return error
 

@@ -13,9 +13,8 @@ import typer
 
 from hourhand.core.errors import InvalidOption
 from hourhand.engine.logs import configure_logs
-from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli import job_options as options
-from hourhand.surfaces.cli.common import AsJson, Exit, err, out, plain, polite, print_json, run
+from hourhand.surfaces.cli.common import AnyApp, AsJson, Exit, discreet, err, out, plain, polite, print_json, run
 from hourhand.surfaces.cli.connection import Data, Schema, Url, connected, make_app
 from hourhand.surfaces.cli.job_file import add_file
 from hourhand.surfaces.cli.job_views import print_changed
@@ -24,7 +23,7 @@ from hourhand.surfaces.deployment import NEWER
 
 @connected
 def add_job(
-    app: Hourhand,
+    app: AnyApp,
     ctx: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="What the job is called.", show_default=False)] = None,
     schedule: options.Expression = None,
@@ -46,8 +45,12 @@ def add_job(
     max_attempts: options.MaxAttempts = None,
     timeout: options.Timeout = None,
     delivery: options.Delivery = None,
+    retry_backoff: options.RetryBackoff = None,
+    retry_base: options.RetryBase = None,
+    retry_cap: options.RetryCap = None,
     idempotency_key_template: options.KeyTemplate = None,
     tag: options.Tags = None,
+    secret: options.Secret = None,
     then: options.Then = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change the job of this name if there is one.")] = False,
     file: Annotated[
@@ -79,7 +82,7 @@ def add_job(
     word = polite(lambda: _named(name))
     loaded = app
     view = run(loaded, lambda app: options.reworded(app.jobs.add(word, replace=replace, **given)))
-    print_changed(view, as_json)
+    print_changed(discreet(app, view), as_json)
 
 
 def _named(name: str | None) -> str:
@@ -90,7 +93,7 @@ def _named(name: str | None) -> str:
 
 @connected
 def update_job(
-    app: Hourhand,
+    app: AnyApp,
     ctx: typer.Context,
     name: options.Job,
     schedule: options.Expression = None,
@@ -118,25 +121,36 @@ def update_job(
     no_timeout: Annotated[bool, typer.Option("--no-timeout", help="As long as its task says.")] = False,
     delivery: options.Delivery = None,
     no_delivery: Annotated[bool, typer.Option("--no-delivery", help="As its task says.")] = False,
+    retry_backoff: options.RetryBackoff = None,
+    no_retry_backoff: Annotated[bool, typer.Option("--no-retry-backoff", help="As its task says.")] = False,
+    retry_base: options.RetryBase = None,
+    no_retry_base: Annotated[bool, typer.Option("--no-retry-base", help="As its task says.")] = False,
+    retry_cap: options.RetryCap = None,
+    no_retry_cap: Annotated[bool, typer.Option("--no-retry-cap", help="As its task says.")] = False,
     idempotency_key_template: options.KeyTemplate = None,
     no_idempotency_key_template: Annotated[
         bool, typer.Option("--no-idempotency-key-template", help="A hash of job and instant again.")
     ] = False,
     tag: options.Tags = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Its runs carry no tags.")] = False,
+    secret: options.Secret = None,
+    no_secret: Annotated[
+        bool, typer.Option("--no-secret", help="Of a new payload, only what its task declares is secret.")
+    ] = False,
     then: options.Then = None,
     no_then: Annotated[bool, typer.Option("--no-then", help="Nothing follows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given and leave the rest. A job whose schedule stays keeps its pending firing.
 
-    Tags and payload are given whole: they replace what was there.
+    Tags, secret fields and payload are given whole: they replace what was there. Where a payload has [redacted] in the place
+    of a secret, the value stays.
 
     Example: hourhand jobs update weekly --schedule "30 8 * * 1" --no-end-at
     """
     changes = polite(lambda: options.changes_in(ctx.params))
     view = run(app, lambda app: app.jobs.update(name, **changes))
-    print_changed(view, as_json)
+    print_changed(discreet(app, view), as_json)
 
 
 def deploy_jobs(

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hourhand.core.errors import InvalidOption
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import run
+from hourhand.surfaces.cli.common import AnyApp, run
 from hourhand.surfaces.cli.job_options import reworded
 from hourhand.surfaces.cli.progress import bar
 from hourhand.surfaces.views import BulkAdded
@@ -45,14 +44,15 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     delivery: str | UnsetType | None = UNSET
     idempotency_key_template: str | UnsetType | None = UNSET
     tags: list[str] | UnsetType = UNSET
+    secret: list[str] | UnsetType = UNSET
     then: str | UnsetType | None = UNSET
 
 
-def add_file(app: Hourhand, name: str | None, given: dict[str, Any], file: str, replace: bool) -> BulkAdded:
+def add_file(app: AnyApp, name: str | None, given: dict[str, Any], file: str, replace: bool) -> BulkAdded:
     if name is not None or given:
         raise InvalidOption("--file says everything about its jobs; leave out the name and what else describes one")
 
-    async def work(app: Hourhand) -> BulkAdded:
+    async def work(app: AnyApp) -> BulkAdded:
         done = 0
         with bar("added", total) as show:
 

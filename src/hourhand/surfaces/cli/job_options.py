@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from hourhand.core import job as definitions
+from hourhand.core.backoff import BACKOFFS
 from hourhand.core.errors import InvalidOption, JobConflict
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.schedule import DST, parse_span
@@ -91,6 +92,16 @@ Delivery = Annotated[
         help=f"One of {', '.join(DELIVERIES)}. Default: the task's.",
     ),
 ]
+RetryBackoff = Annotated[
+    str | None,
+    typer.Option("--retry-backoff", autocompletion=lambda: list(BACKOFFS), help="exponential or fixed. Default: the task's."),
+]
+RetryBase = Annotated[
+    str | None, typer.Option("--retry-base", metavar="SPAN", help="The first pause between tries: 5s. Default: the task's.")
+]
+RetryCap = Annotated[
+    str | None, typer.Option("--retry-cap", metavar="SPAN", help="The longest pause between tries: 10m. Default: the task's.")
+]
 KeyTemplate = Annotated[
     str | None,
     typer.Option(
@@ -100,6 +111,12 @@ KeyTemplate = Annotated[
     ),
 ]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="For its runs to carry; repeatable.")]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret", metavar="FIELD", help="A field of the payload that is not to be shown, such as card.number; repeatable."
+    ),
+]
 Then = Annotated[
     str | None,
     typer.Option("--then", metavar="TASK", help="The task that follows each success; its argument `result` gets the result."),
@@ -149,11 +166,14 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "misfire_grace": _seconds,
     "flexible_window": _seconds,
     "timeout": _seconds,
+    "retry_base": _seconds,
+    "retry_cap": _seconds,
     "anchor": lambda text: definitions.instant("anchor", text),
 }
 _CLEARABLE = {
     "start_at": None, "end_at": None, "max_runs": None, "max_attempts": None, "timeout": None, "delivery": None,
-    "idempotency_key_template": None, "tags": (), "then": None,
+    "retry_backoff": None, "retry_base": None, "retry_cap": None,
+    "idempotency_key_template": None, "tags": (), "secret": (), "then": None,
 }  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def _about(view: JobView, now: datetime) -> dict[str, str | None]:
         "delivery": view.delivery,
         "key": view.idempotency_key_template,
         "tags": ", ".join(view.tags),
+        "secret": ", ".join(view.secret),
         "then": " → ".join(view.then),
         "declared by": view.declared_by,
         "paused": _moment(view.paused_at, now),

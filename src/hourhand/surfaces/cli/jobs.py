@@ -11,16 +11,18 @@ import typer
 
 from hourhand.core.errors import InvalidOption
 from hourhand.core.job import MISSED
-from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.backfill import backfill_job
 from hourhand.surfaces.cli.common import (
+    AnyApp,
     AsJson,
     Exit,
     OnlyQueue,
     OnlyTask,
+    Reveal,
     Yes,
     ask,
     counted,
+    discreet,
     each,
     err,
     out,
@@ -61,7 +63,7 @@ commands.command("update")(update_job)
 @commands.command("delete")
 @connected
 def delete_jobs(
-    app: Hourhand,
+    app: AnyApp,
     names: Names,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -77,7 +79,7 @@ def delete_jobs(
             err.print("nothing was done")
             raise typer.Exit(Exit.FAILED)
 
-    async def delete(app: Hourhand, name: str) -> dict[str, Any]:
+    async def delete(app: AnyApp, name: str) -> dict[str, Any]:
         await app.jobs.delete(name)
         return {"outcome": "deleted"}
 
@@ -90,7 +92,7 @@ commands.command("deploy")(deploy_jobs)
 @commands.command("list")
 @connected
 def list_jobs(
-    app: Hourhand,
+    app: AnyApp,
     state: Annotated[
         str | None,
         typer.Option("--state", autocompletion=lambda: list(STATES), help=f"One of {', '.join(STATES)}."),
@@ -110,7 +112,7 @@ def list_jobs(
     Example: hourhand jobs list --state active --queue billing --search report
     """
     filters = {"state": state, "task": task, "queue": queue, "tag": tag, "search": search}
-    found = run(app, lambda app: app.jobs.list(after=after, limit=limit, **filters))
+    found = [discreet(app, one) for one in run(app, lambda app: app.jobs.list(after=after, limit=limit, **filters))]
     if as_json:
         print_json([plain_view(one) for one in found])
     elif not found:
@@ -126,9 +128,10 @@ def list_jobs(
 @commands.command("show")
 @connected
 def show_job(
-    app: Hourhand,
+    app: AnyApp,
     name: Job,
     count: Annotated[int, typer.Option("--count", min=1, max=10_000, help="How many of the next firings to show.")] = 5,
+    reveal: Reveal = False,
     as_json: AsJson = False,
 ) -> None:
     """Everything about one job: its schedule in words, its next firings, its last runs, and how exceptions are treated.
@@ -136,11 +139,12 @@ def show_job(
     Example: hourhand jobs show weekly --count 10
     """
 
-    async def look(app: Hourhand) -> tuple[JobView, list[datetime], list[RunView]]:
+    async def look(app: AnyApp) -> tuple[JobView, list[datetime], list[RunView]]:
         view = await app.jobs.show(name)
         return view, await app.jobs.next(view.name, count), await app.jobs.runs(view.name, _LAST_RUNS)
 
-    view, firings, runs = run(app, look)
+    found, firings, runs = run(app, look)
+    view = discreet(app, found, reveal)
     if as_json:
         print_json({**plain_view(view), "next": firings, "runs": [listed(one) for one in runs]})
     else:
@@ -150,7 +154,7 @@ def show_job(
 @commands.command("runs")
 @connected
 def job_runs(
-    app: Hourhand,
+    app: AnyApp,
     name: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest first.")] = 20,
     as_json: AsJson = False,
@@ -173,7 +177,7 @@ def job_runs(
 @commands.command("pause")
 @connected
 def pause_jobs(
-    app: Hourhand,
+    app: AnyApp,
     names: Names,
     as_json: AsJson = False,
 ) -> None:
@@ -182,7 +186,7 @@ def pause_jobs(
     Example: hourhand jobs pause weekly nightly
     """
 
-    async def pause(app: Hourhand, name: str) -> dict[str, Any]:
+    async def pause(app: AnyApp, name: str) -> dict[str, Any]:
         view = await app.jobs.pause(name)
         return {"state": view.state, "paused_at": view.paused_at}
 
@@ -192,7 +196,7 @@ def pause_jobs(
 @commands.command("resume")
 @connected
 def resume_jobs(
-    app: Hourhand,
+    app: AnyApp,
     names: Names,
     missed: Missed = None,
     as_json: AsJson = False,
@@ -203,7 +207,7 @@ def resume_jobs(
     """
     policy = None if missed is None else missed.upper()
 
-    async def resume(app: Hourhand, name: str) -> dict[str, Any]:
+    async def resume(app: AnyApp, name: str) -> dict[str, Any]:
         done = await app.jobs.resume(name, missed=policy)
         job = done.job
         return {"state": job.state, "next_run_at": job.next_run_at, "started": done.started, "left_out": done.left_out}
@@ -221,7 +225,7 @@ def resume_jobs(
 @commands.command("trigger")
 @connected
 def trigger_job(
-    app: Hourhand,
+    app: AnyApp,
     name: Job,
     payload: Payload = None,
     force: Annotated[bool, typer.Option("--force", help="Even if the job's overlap policy would hold or skip it.")] = False,

@@ -8,8 +8,7 @@ import typer
 from rich.text import Text
 
 from hourhand.core.clock import Clock
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import AsJson, ago, out, plain, print_json, run, table
+from hourhand.surfaces.cli.common import AnyApp, AsJson, ago, out, plain, print_json, run, table
 from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.views import NodeView
 
@@ -21,7 +20,7 @@ _STYLES = {"alive": "green", "late": "yellow", "dead": "red"}
 @commands.command("list")
 @connected
 def list_nodes(
-    app: Hourhand,
+    app: AnyApp,
     gone: Annotated[bool, typer.Option("--gone", help="Also those that stopped or died in the last 30 days.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -25,10 +25,9 @@ from hourhand.storage.migrate import newest
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import AsJson, err, out, polite, print_json
 from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
-from hourhand.surfaces.health import serve_health
-from hourhand.surfaces.metrics import exposition
 
 DEMO = "hourhand.demo:app"
+BLANK = "hourhand.blank:app"
 
 
 class LogFormat(StrEnum):
@@ -56,7 +55,14 @@ Level = Annotated[LogLevel, typer.Option("--log-level", help="The least importan
 
 
 def worker(
-    app: Annotated[str, typer.Option("--app", help="The app, as module:name or file.py:name.")],
+    app: Annotated[
+        str,
+        typer.Option(
+            "--app",
+            help="The app, as module:name or file.py:name. Without it, only HTTP jobs and commands are run.",
+            show_default=False,
+        ),
+    ] = BLANK,
     queues: Queues = None,
     concurrency: Concurrency = 50,
     processes: Processes = 1,
@@ -87,14 +93,14 @@ def worker(
             queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels,
             may_exit=True,
         )  # fmt: skip
-        if not loaded.registry.tasks:
+        if not loaded.registry.tasks and app != BLANK:
             raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
         if processes > 1:
             command = _worker_command(app, loaded.settings, queues, concurrency, grace, log_format, log_level)
             supervisor = Supervisor([command] * processes, loaded.settings.environment())
-            _run(supervisor.run())
+            run_loop(supervisor.run())
         else:
-            _run(_work(loaded, options))
+            run_loop(_work(loaded, options))
 
     polite(work)
 
@@ -123,13 +129,16 @@ def scheduler(
     def schedule() -> None:
         loaded = make_app(app, database_url, data, schema)
         loaded.configure(retention=retention)
-        _run(_schedule(loaded, deploy=app is not None))
+        run_loop(_schedule(loaded, deploy=app is not None))
 
     polite(schedule)
 
 
 def up(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where /healthz answers.", envvar="HOURHAND_PORT")] = 8080,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the API answers.", envvar="HOURHAND_PORT")] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on. Beyond loopback it needs a key.", envvar="HOURHAND_HOST")
+    ] = "127.0.0.1",
     data: Data = None,
     app: App = None,
     concurrency: Concurrency = 50,
@@ -141,7 +150,7 @@ def up(
     log_format: Format = LogFormat.console,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Everything on this machine, in one process tree: database, schema, scheduler, workers.
+    """Everything on this machine, in one process tree: database, schema, scheduler, workers, API.
 
     Without --app a small demo runs. Without a database URL the embedded PostgreSQL is started. Ctrl-C
     stops all of it.
@@ -161,7 +170,7 @@ def up(
         command = _worker_command(reference, loaded.settings, None, concurrency, grace, log_format, log_level)
         commands = [_scheduler_command(log_format, log_level), *[command] * processes]
         supervisor = Supervisor(commands, loaded.settings.environment())
-        _run(_up(loaded, supervisor, port, demo=app is None, console=log_format is LogFormat.console))
+        run_loop(_up(loaded, supervisor, (host, port), demo=app is None, console=log_format is LogFormat.console))
 
     polite(start)
 
@@ -249,7 +258,7 @@ async def _open_patiently(database: Database) -> None:
             await patience.wait()
 
 
-async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, console: bool) -> None:
+async def _up(app: Hourhand, supervisor: Supervisor, address: tuple[str, int], *, demo: bool, console: bool) -> None:
     database = Database(app.settings)
 
     async def check() -> dict[str, Any]:
@@ -261,11 +270,8 @@ async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, c
         schedulers = sum(one.kind == "scheduler" for one in nodes)
         return {"status": "ok" if workers and schedulers else "starting", "workers": workers, "schedulers": schedulers}
 
-    async def measure() -> bytes:
-        return await exposition(await app._database())
-
     try:
-        health = await serve_health("127.0.0.1", port, check, measure)
+        server = _make_server(app, address, check)
         await database.open(check=False)
         if not database.embedded:
             connection = await database.connect("migrate")
@@ -274,30 +280,46 @@ async def _up(app: Hourhand, supervisor: Supervisor, port: int, *, demo: bool, c
             finally:
                 await connection.close()
         async with app:
+            await server.prepare()
             if console:
-                _banner(app.settings, port, demo)
+                _banner(app.settings, server.options.url, demo, is_open=server.is_open)
             if demo:
                 from hourhand.demo import enqueue_samples
 
                 await enqueue_samples(app)
             guard = asyncio.create_task(database.keep_embedded())
+            serving = asyncio.create_task(server.serve())
             try:
                 await supervisor.run()
             finally:
                 guard.cancel()
-                health.close()
+                server.stop()
+                await serving
     finally:
         await database.close()
     if console:
         err.print("stopped; other processes still use the embedded PostgreSQL" if database.shared else "stopped")
 
 
-def _banner(settings: Settings, port: int, demo: bool) -> None:
+def _make_server(app: Hourhand, address: tuple[str, int], check: Any) -> Any:
+    try:
+        from hourhand.surfaces.rest.server import ApiServer, ServerOptions
+    except ImportError as error:
+        raise ConfigurationError(f"`up` brings the API, which is not installed ({error}): pip install 'hourhand[api]'") from None
+    return ApiServer(app, ServerOptions(*address), check)
+
+
+def _banner(settings: Settings, url: str, demo: bool, *, is_open: bool) -> None:
     where = (
         f"embedded PostgreSQL in {settings.data}" if settings.database_url is None else "the database of HOURHAND_DATABASE_URL"
     )
     err.print(f"[bold]Hourhand[/] is up: {where}")
-    err.print(f"  health  http://127.0.0.1:{port}/healthz    http://127.0.0.1:{port}/metrics")
+    err.print(
+        f"  api     {url}/api/v1/jobs"
+        + ("    open on this machine, until a key is made: hourhand keys create" if is_open else ""),
+        soft_wrap=True,
+    )
+    err.print(f"  health  {url}/healthz    {url}/metrics")
     prefix = "" if settings.database_url else _data_hint(settings)
     err.print(f"  look    hourhand jobs list{prefix}    hourhand runs list{prefix}    hourhand nodes list{prefix}")
     if demo:
@@ -322,7 +344,7 @@ def _scheduler_command(log_format: LogFormat, level: LogLevel) -> list[str]:
     return [sys.executable, "-m", "hourhand", "scheduler", "--log-format", log_format.value, "--log-level", level.value]
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
     """On the fast loop where there is one."""
     try:
         import uvloop

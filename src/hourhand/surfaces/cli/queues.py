@@ -8,8 +8,7 @@ import typer
 from rich.text import Text
 
 from hourhand.core.clock import Clock
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import AsJson, ago, err, out, print_json, run, span, table
+from hourhand.surfaces.cli.common import AnyApp, AsJson, ago, err, out, print_json, run, span, table
 from hourhand.surfaces.cli.connection import connected
 
 commands = typer.Typer(help="See how full the queues are; pause and resume them.", no_args_is_help=True)
@@ -21,7 +20,7 @@ _COUNTS = ("ready", "delayed", "parked", "running", "dead")
 @commands.command("list")
 @connected
 def list_queues(
-    app: Hourhand,
+    app: AnyApp,
     as_json: AsJson = False,
 ) -> None:
     """Every queue, how many runs it holds in each state, and how long the next one has been due."""
@@ -44,7 +43,7 @@ def list_queues(
 @commands.command("pause")
 @connected
 def pause_queues(
-    app: Hourhand,
+    app: AnyApp,
     names: Names,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +52,7 @@ def pause_queues(
     Example: hourhand queues pause billing mail
     """
 
-    async def pause(app: Hourhand) -> list[dict[str, Any]]:
+    async def pause(app: AnyApp) -> list[dict[str, Any]]:
         answers = []
         for name in dict.fromkeys(names):
             known = await app.queues.exists(name)
@@ -72,13 +71,13 @@ def pause_queues(
 @commands.command("resume")
 @connected
 def resume_queues(
-    app: Hourhand,
+    app: AnyApp,
     names: Names,
     as_json: AsJson = False,
 ) -> None:
     """Let workers take runs from these queues again."""
 
-    async def resume(app: Hourhand) -> list[dict[str, Any]]:
+    async def resume(app: AnyApp) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = []
         for name in dict.fromkeys(names):
             await app.queues.resume(name)

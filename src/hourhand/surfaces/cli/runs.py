@@ -12,13 +12,17 @@ from rich.text import Text
 
 from hourhand.core import ids
 from hourhand.core.clock import Clock
-from hourhand.surfaces.app import Hourhand
+from hourhand.core.fairness import PRIORITIES
+from hourhand.core.schedule import parse_span
 from hourhand.surfaces.cli.common import (
+    AnyApp,
     AsJson,
     OnlyQueue,
     OnlyTag,
     OnlyTask,
+    Reveal,
     ago,
+    discreet,
     each,
     err,
     facts,
@@ -34,6 +38,7 @@ from hourhand.surfaces.cli.common import (
     table,
 )
 from hourhand.surfaces.cli.connection import connected
+from hourhand.surfaces.cli.job_options import payload_of
 from hourhand.surfaces.views import STATES, RunView
 
 commands = typer.Typer(help="Look at runs, cancel them, run them again.", no_args_is_help=True)
@@ -58,7 +63,7 @@ _UNREAD = ("enqueued_at", "expires_at", "payload", "options", "errors", "result"
 @commands.command("list")
 @connected
 def list_runs(
-    app: Hourhand,
+    app: AnyApp,
     state: States = None,
     task: OnlyTask = None,
     queue: OnlyQueue = None,
@@ -93,22 +98,68 @@ def list_runs(
 @commands.command("show")
 @connected
 def show_run(
-    app: Hourhand,
+    app: AnyApp,
     run_id: Run,
+    reveal: Reveal = False,
     as_json: AsJson = False,
 ) -> None:
     """Everything about one run: its times, payload, progress, result, and the error of each attempt."""
-    found = run(app, lambda app: app.runs.show(run_id))
+    found = discreet(app, run(app, lambda app: app.runs.show(run_id)), reveal)
     if as_json:
         print_json(found)
     else:
         print_run(found, Clock().instant())
 
 
+@commands.command("enqueue")
+@connected
+def enqueue_run(
+    app: AnyApp,
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="The name of a task; http and command are built in.", show_default=False)
+    ],
+    payload: Annotated[
+        str, typer.Option("--payload", metavar="JSON", help="Its arguments: a JSON object, @FILE, or - for standard input.")
+    ] = "{}",
+    queue: Annotated[str | None, typer.Option("--queue", help="Default: the task's.")] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", autocompletion=lambda: list(PRIORITIES), help="high, normal or low.")
+    ] = None,
+    delay: Annotated[str | None, typer.Option("--delay", metavar="SPAN", help="Not before 30s, 15m, 2h from now.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="If a live run of the task has this key, nothing is made.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="For it to carry; repeatable.")] = None,
+    max_attempts: Annotated[int | None, typer.Option("--max-attempts", help="Tries. Default: the task's.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", metavar="SPAN", help="For each try. Default: the task's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Enqueue one run, here and now.
+
+    Example: hourhand runs enqueue send_invoice --payload '{"invoice_id": 7}' --key invoice-7
+    """
+
+    async def enqueue(app: AnyApp) -> dict[str, Any]:
+        given = {
+            "queue": queue, "priority": priority, "key": key, "tags": tag or None, "max_attempts": max_attempts,
+            "delay": None if delay is None else parse_span(delay), "timeout": None if timeout is None else parse_span(timeout),
+        }  # fmt: skip
+        handle = await app.enqueue(
+            task, payload_of(payload), **{name: value for name, value in given.items() if value is not None}
+        )
+        return {"run_id": handle.id, "duplicate": handle.duplicate}
+
+    made = run(app, enqueue)
+    if as_json:
+        print_json(made)
+    elif made["duplicate"]:
+        out.print(f"{made['run_id']} holds this key already; nothing was enqueued", soft_wrap=True)
+    else:
+        out.print(f"{made['run_id']} is enqueued; look at it with: hourhand runs show {made['run_id']}", soft_wrap=True)
+
+
 @commands.command("cancel")
 @connected
 def cancel_runs(
-    app: Hourhand,
+    app: AnyApp,
     run_ids: Runs,
     reason: Annotated[str | None, typer.Option("--reason", help="Why; kept with the run.")] = None,
     as_json: AsJson = False,
@@ -118,7 +169,7 @@ def cancel_runs(
     Example: hourhand runs cancel r_1f3k --reason "wrong customer"
     """
 
-    async def cancel(app: Hourhand, given: str) -> dict[str, Any]:
+    async def cancel(app: AnyApp, given: str) -> dict[str, Any]:
         run_id = ids.run_id(ids.parse_run_id(given))
         return {"run_id": run_id, "outcome": await app.runs.cancel(run_id, reason)}
 
@@ -131,7 +182,7 @@ def cancel_runs(
 @commands.command("retry")
 @connected
 def retry_runs(
-    app: Hourhand,
+    app: AnyApp,
     run_ids: Runs,
     as_json: AsJson = False,
 ) -> None:
@@ -140,7 +191,7 @@ def retry_runs(
     Example: hourhand runs retry r_1f3k r_1f3m
     """
 
-    async def retry(app: Hourhand, given: str) -> dict[str, Any]:
+    async def retry(app: AnyApp, given: str) -> dict[str, Any]:
         run_id = ids.run_id(ids.parse_run_id(given))
         return {"run_id": run_id, "again_as": await app.runs.retry(run_id)}
 

@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hourhand.core import ids
 from hourhand.core.errors import InvalidOption
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import Exit, ask, err, polite, run
+from hourhand.surfaces.cli.common import AnyApp, Exit, ask, err, polite, run
 
 Act = Callable[..., Awaitable[None]]
 MANY = 1_000
@@ -52,14 +51,14 @@ def filters_of(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def act_on(app: Hourhand, chosen: Selection, verb: str, act: Act) -> list[str]:
+def act_on(app: AnyApp, chosen: Selection, verb: str, act: Act) -> list[str]:
     """Do it to those that were chosen; returns the ids that are not among the dead letters."""
     polite(lambda: chosen.check(verb))
     return _act_by_id(app, chosen, verb, act) if chosen.run_ids else _act_by_filter(app, chosen, verb, act)
 
 
-def _act_by_id(app: Hourhand, chosen: Selection, verb: str, act: Act) -> list[str]:
-    async def work(app: Hourhand) -> list[str]:
+def _act_by_id(app: AnyApp, chosen: Selection, verb: str, act: Act) -> list[str]:
+    async def work(app: AnyApp) -> list[str]:
         wanted = list(dict.fromkeys(ids.run_id(ids.parse_run_id(one)) for one in chosen.run_ids))
         there = {one.run_id for one in await app.dead.list(*wanted, limit=len(wanted), **chosen.filters)}
         found = [one for one in wanted if one in there]
@@ -71,8 +70,8 @@ def _act_by_id(app: Hourhand, chosen: Selection, verb: str, act: Act) -> list[st
     return run(app, work)
 
 
-def _act_by_filter(app: Hourhand, chosen: Selection, verb: str, act: Act) -> list[str]:
-    async def survey(app: Hourhand) -> tuple[int, dict[str, Any]]:
+def _act_by_filter(app: AnyApp, chosen: Selection, verb: str, act: Act) -> list[str]:
+    async def survey(app: AnyApp) -> tuple[int, dict[str, Any]]:
         latest = await app.dead.list(limit=1, **chosen.filters)
         if not latest or latest[0].finished_at is None:
             return 0, {}
@@ -80,7 +79,7 @@ def _act_by_filter(app: Hourhand, chosen: Selection, verb: str, act: Act) -> lis
         counted = {**chosen.filters, "before": latest[0].finished_at + timedelta(microseconds=1)}
         return await app.dead.count(**counted), counted
 
-    async def work(app: Hourhand) -> None:
+    async def work(app: AnyApp) -> None:
         with _bar(verb, total) as progress:
             await act(app, limit=chosen.limit, progress=progress, **counted)
 

@@ -12,8 +12,7 @@ from rich.text import Text
 from hourhand.core.account import UNEXPLAINED, Line
 from hourhand.core.clock import Clock
 from hourhand.core.errors import InvalidOption
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import AsJson, Exit, err, instant, out, plain, polite, print_json, run, span
+from hourhand.surfaces.cli.common import AnyApp, AsJson, Exit, err, instant, out, plain, polite, print_json, run, span
 from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.job_options import Job
 from hourhand.surfaces.views import STATES, Audit
@@ -31,7 +30,7 @@ _NAMED = 100
 
 @connected
 def why(
-    app: Hourhand,
+    app: AnyApp,
     job: Job,
     at: Annotated[
         datetime | None,
@@ -115,12 +114,12 @@ def _summary(lines: list[Line], shown: int) -> str:
     return words if shown == len(lines) else f"{words}; {shown:,} shown"
 
 
-def _judge(app: Hourhand, job: str, at: datetime | None, since: datetime | None, until: datetime | None, as_json: bool) -> None:
+def _judge(app: AnyApp, job: str, at: datetime | None, since: datetime | None, until: datetime | None, as_json: bool) -> None:
     now = Clock().instant()
     low = at or since or now - timedelta(days=1)
     high = at + timedelta(seconds=1) if at else until or now
 
-    async def work(app: Hourhand) -> Audit:
+    async def work(app: AnyApp) -> Audit:
         if at is not None:
             # Of an instant at which nothing is expected it says so; the audit would call it clean.
             await app.jobs.why(job, at=at)
