@@ -9,6 +9,7 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -52,13 +53,31 @@ def embedded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session", params=["server", "embedded"])
-def url(request: pytest.FixtureRequest) -> str:
-    if request.param == "embedded":
-        return str(request.getfixturevalue("embedded_url"))
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The machine's server. Where tests run in several processes, each has a database of its own there: session locks,
+    notifications and connections that a test cuts are then its own."""
     if not asyncio.run(_reachable(SERVER)):
         missing(f"no PostgreSQL at {SERVER}")
-    return SERVER
+    process = os.environ.get("PYTEST_XDIST_WORKER")
+    if process is None:
+        yield SERVER
+        return
+    name = f"hourhand_test_{process}_{uuid.uuid4().hex[:8]}"
+    asyncio.run(_execute(f"CREATE DATABASE {name}"))
+    yield urlsplit(SERVER)._replace(path=f"/{name}").geturl()
+    asyncio.run(_execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+async def _execute(statement: str) -> None:
+    connection = await asyncpg.connect(SERVER)
+    await connection.execute(statement)
+    await connection.close()
+
+
+@pytest.fixture(scope="session", params=["server", "embedded"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture

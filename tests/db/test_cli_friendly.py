@@ -11,23 +11,39 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from hourhand import Hourhand
 from hourhand.core.errors import DatabaseRefused, DatabaseUnavailable, HourhandError, InvalidOption, InvalidSchedule, UnknownJob
 from hourhand.surfaces.cli import suggestions
 from hourhand.surfaces.cli.main import COMMANDS, DEFINE, LOOK, OPERATE, RUN, cli
 from hourhand.surfaces.cli.suggestions import closest, in_words, with_near_names
-from tests.db.test_cli import Command, environment, hourhand
+from tests.db.test_cli import Command, Done, environment
+from tests.db.test_cli_jobs import hourhand
 from tests.support.fleet import until
 
 __all__ = ["hourhand"]
 NOWHERE = "postgresql://me@127.0.0.1:1/db"
+
+
+async def call(*arguments: str, **more: str) -> Done:
+    """Without a database, and in this process."""
+    settings = {**environment(NOWHERE, "none"), **more}
+
+    def work() -> Done:
+        result = CliRunner().invoke(cli, arguments, env=settings, prog_name="hourhand")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Done(result.exit_code, result.stdout, result.stderr)
+
+    return await asyncio.to_thread(work)
 
 
 def flat(text: str) -> str:
@@ -49,8 +65,8 @@ def flat(text: str) -> str:
         (("--verson",), "--version"),
     ],
 )
-async def test_a_mistyped_word_names_the_nearest(hourhand: Command, arguments: tuple[str, ...], suggestion: str) -> None:
-    done = await hourhand(*arguments)
+async def test_a_mistyped_word_names_the_nearest(arguments: tuple[str, ...], suggestion: str) -> None:
+    done = await call(*arguments)
     assert (done.code, done.out) == (2, "")
     assert suggestion in flat(done.err)
 
@@ -118,12 +134,12 @@ def test_closest() -> None:
     assert closest("x", names) == ""
 
 
-async def test_a_zone_that_is_not_there(hourhand: Command) -> None:
+async def test_a_zone_that_is_not_there() -> None:
     for zone in ("Europe/Berln", "europe/berlin"):
-        done = await hourhand("next", "0 9 * * *", "--tz", zone)
+        done = await call("next", "0 9 * * *", "--tz", zone)
         assert (done.code, done.out) == (2, "")
         assert "did you mean Europe/Berlin" in done.err
-    assert "names look like Europe/Berlin" in (await hourhand("next", "0 9 * * *", "--tz", "Qqq")).err
+    assert "names look like Europe/Berlin" in (await call("next", "0 9 * * *", "--tz", "Qqq")).err
 
 
 # What to do next
@@ -146,9 +162,9 @@ async def test_a_database_that_is_not_there_says_what_to_do(hourhand: Command, u
 @pytest.mark.parametrize(
     "bad", ["postgresql://me:s3cret@host:port/db", "postgresql://me:s3cret@[::1/db", "postgresql://me:s3#cret@host:1/db"]
 )
-async def test_a_url_that_cannot_be_read_is_said_without_its_password(hourhand: Command, bad: str) -> None:
+async def test_a_url_that_cannot_be_read_is_said_without_its_password(bad: str) -> None:
     for command in (("runs", "list"), ("doctor",), ("migrate",), ("worker", "--app", "hourhand.demo:app")):
-        done = await hourhand(*command, HOURHAND_DATABASE_URL=bad)
+        done = await call(*command, HOURHAND_DATABASE_URL=bad)
         assert (done.code, done.out) == (2, "")
         assert "postgresql://user:password@host:port/database" in done.err
         assert "s3" not in done.err
@@ -164,17 +180,16 @@ async def test_an_old_and_a_missing_schema_name_the_command(hourhand: Command, s
     assert "hourhand migrate" in old.err
 
 
-@pytest.mark.parametrize("command", [("worker",), ("jobs", "deploy")])
-async def test_a_missing_app_says_what_an_app_is(hourhand: Command, command: tuple[str, ...]) -> None:
-    done = await hourhand(*command)
+async def test_a_missing_app_says_what_an_app_is() -> None:
+    done = await call("jobs", "deploy")
     assert (done.code, done.out) == (2, "")
     words = flat(done.err)
     assert "Missing option '--app'. It says where your tasks are: --app jobs:app" in words
     assert "hourhand init" in words
 
 
-async def test_a_missing_argument_says_only_what_is_missing(hourhand: Command) -> None:
-    done = await hourhand("jobs", "show")
+async def test_a_missing_argument_says_only_what_is_missing() -> None:
+    done = await call("jobs", "show")
     assert done.code == 2
     assert "--app jobs:app" not in done.err
 
@@ -207,8 +222,8 @@ def test_what_to_do_next_follows_what_went_wrong(error: HourhandError, words: st
 # Help, and calling it
 
 
-async def test_without_arguments_it_prints_help_in_panels(hourhand: Command) -> None:
-    done = await hourhand()
+async def test_without_arguments_it_prints_help_in_panels() -> None:
+    done = await call()
     text = done.out + done.err
     places = [text.index(f" {panel} ") for panel in (RUN, LOOK, DEFINE, OPERATE)]
     assert places == sorted(places)
@@ -250,17 +265,12 @@ def test_python_m_is_the_same_program() -> None:
 # The Tab key
 
 
-def complete(words: str, shell: str = "bash") -> list[str]:
-    """What a shell is told; the word under the cursor is the last, also if it is empty."""
-    settings = {**environment(NOWHERE, "none"), "_HOURHAND_COMPLETE": f"complete_{shell}"}
-    if shell == "bash":
-        settings |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    else:
-        settings |= {"_TYPER_COMPLETE_ARGS": words}
-    program = Path(sys.executable).parent / "hourhand"
-    done = subprocess.run([program], capture_output=True, text=True, check=True, env=settings)
-    assert done.stderr == ""
-    return done.stdout.split("\n")[:-1] if shell == "bash" else re.findall(r'"([^"]+)"', done.stdout)
+async def complete(words: str) -> list[str]:
+    """What bash is told; the word under the cursor is the last, also if it is empty."""
+    cursor = str(len(words.split(" ")) - 1)
+    done = await call(_HOURHAND_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=cursor)
+    assert (done.code, done.err) == (0, "")
+    return done.out.split("\n")[:-1]
 
 
 @pytest.mark.parametrize(
@@ -284,13 +294,15 @@ def complete(words: str, shell: str = "bash") -> list[str]:
         ("hourhand verify --faults kill,pa", ["kill,pause", "kill,partition"]),
     ],
 )
-def test_values_complete(words: str, offered: list[str]) -> None:
-    assert complete(words) == offered
+async def test_values_complete(words: str, offered: list[str]) -> None:
+    assert await complete(words) == offered
 
 
-def test_zsh_is_told_in_its_own_way() -> None:
-    assert complete("hourhand jobs add x --priority ", "zsh") == ["high", "normal", "low"]
-    assert "queues" in complete("hourhand que", "zsh")
+async def test_zsh_is_told_in_its_own_way() -> None:
+    done = await call(_HOURHAND_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="hourhand jobs add x --priority ")
+    assert done.out.split() == ["_arguments", "'*:", ':(("high"', '"normal"', '"low"))\'']
+    commands = await call(_HOURHAND_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="hourhand que")
+    assert '"queues":"See how full' in commands.out
 
 
 class Shell:
@@ -313,10 +325,8 @@ class Shell:
         os.write(self._ours, keys.encode())
 
         async def shown() -> bool:
-            try:
+            with suppress(BlockingIOError):
                 self.seen += os.read(self._ours, 65_536).decode(errors="replace")
-            except BlockingIOError:
-                pass
             return awaited in self.seen[begun:]
 
         await until(shown, lambda: f"{awaited!r} after {keys!r}; seen: {self.seen!r}", 30)

@@ -629,7 +629,7 @@ class TestInThreads:
             assert run.state == "dead"
 
             async def undone() -> bool:
-                question = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'hourhand run' AND state = 'idle in transaction'"
+                question = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hourhand run' AND state = 'idle in transaction'"
                 return not await sql.fetchval(question)
 
             await until(undone, "the server to undo it")

@@ -22,6 +22,7 @@ from hourhand.core.payload import MAX_PAYLOAD
 from hourhand.core.sealing import Sealer, kid_of
 from tests.db.test_cli import Command, hourhand
 from tests.db.test_worker import working
+from tests.support.api import ADMIN, ApiProcess, Client
 from tests.support.confidential import ONCE, declare, traces
 from tests.support.fleet import until
 from tests.support.outside import row
@@ -440,3 +441,27 @@ async def test_the_commands(hourhand: Command, url: str, schema: str, sql: async
     bad = await hourhand("runs", "list", HOURHAND_ENCRYPTION_KEYS="k1:c2hvcnQ=")
     assert (bad.code, "c2hvcnQ" in bad.err) == (2, False)
     assert ids.parse_run_id(run_id) == (await row(sql, schema, run_id))["run_id"]
+
+
+# The API
+
+
+async def test_the_api_leaves_nothing_in_the_open_either(url: str, schema: str, sql: asyncpg.Connection, tmp_path: Path) -> None:
+    api = await ApiProcess(url, schema, tmp_path, HOURHAND_ENCRYPTION_KEYS=K1).started()
+    try:
+        async with Client(api.base, ADMIN) as client:
+            once = {"Idempotency-Key": "one"}
+            job = {"name": "one", "task": "keep", "schedule": YEARLY, "payload": {"word": WORD, "password": "hunter22"}}
+            first, again = [await client.post("jobs", job, headers=once) for _ in range(2)]
+            assert first.ok(201)["payload"] == {"word": WORD, "password": "[redacted]"}
+            assert (again.body, again.headers["Idempotency-Replayed"]) == (first.body, "true")
+            run = (await client.post("runs", {"task": "keep", "payload": job["payload"], "delay_seconds": 3600})).ok(201)
+            shown = (await client.get(f"runs/{run['run_id']}")).ok()
+            assert shown["payload"] == {"word": WORD, "password": "[redacted]"}
+        assert await traces(sql, schema, WORD) == set()
+        # A bytea is shown in hexadecimal.
+        assert await traces(sql, schema, WORD.encode().hex()) == set()
+        assert await traces(sql, schema, b"kid".hex()) == {"requests.body"}
+    finally:
+        print(api.news())
+        api.stop()

@@ -98,7 +98,7 @@ async def test_a_change_of_hands_waits_for_a_firing_under_way_and_is_seen_by_the
     rows = await firing.fetch(database.sql["fire"], old, [7], [held[7]], [schedule], [PAST], [NEXT], [0])
     assert len(rows) == 1
     takeover = asyncio.create_task(gateway.take_shards(new, [7], [new]))
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%shards SET owner%'"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%shards SET owner%'"
     await until(lambda: sql.fetchval(waiting), "the takeover to wait for the firing", 20)
     await transaction.commit()
     taken = await takeover

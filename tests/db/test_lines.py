@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -147,7 +148,7 @@ async def test_long_and_strange_lines_are_cut_and_kept(app: Hourhand) -> None:
     async def talk(ctx: Context) -> None:
         ctx.log.info("ä" * 100_000, huge="x" * 100_000, many={str(n): "y" * 50 for n in range(1_000)}, last=1)
         ctx.log.info("a\0b\ud800c", text="\0\ud800", number=10**400, nan=float("nan"), bad=Bad(), endless=endless)
-        ctx.log.info("%d", "not a number") if False else ctx.log.info(Bad())
+        ctx.log.info(Bad())
         ctx.log.info("fields", **{f"field_{n}": "z" * 500 for n in range(100)})
 
     with structlog.testing.capture_logs():
@@ -217,11 +218,9 @@ async def test_two_workers_that_write_lines_of_one_run_number_them_apart(
             at = begin + timedelta(seconds=which, microseconds=place)
             written = False
             while not written:
-                try:
+                with contextlib.suppress(DatabaseUnavailable):  # too many collisions in a row: the scribe would try again, too
                     await gateways[which].keep_lines([line(7, at, f"{which}:{place}"), line(8, at, "x")], 1_000, again=False)
                     written = True
-                except DatabaseUnavailable as error:
-                    assert "another attempt" in str(error)
 
     await asyncio.gather(*(write(which) for which in range(4)))
     rows = await sql.fetch(f"SELECT number, text FROM {schema}.lines WHERE run_id = 7 ORDER BY number")

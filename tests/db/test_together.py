@@ -27,7 +27,7 @@ async def test_a_change_and_its_record_are_one_transaction(app: Hourhand, sql: a
 
 async def test_what_fails_leaves_nothing_of_it(app: Hourhand) -> None:
     database = await app._database()
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with database.together():
             await app.jobs.add("gone", schedule="0 9 * * *", queue="never-seen")
             run = await app.enqueue("work", {}, queue="never-seen-either")

@@ -439,7 +439,7 @@ async def test_broken_connections_lose_nothing(app: Hourhand, sql: asyncpg.Conne
         node = worker.node.id
         for _ in range(3):
             await sql.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^hourhand (claimer|completer|session|maintainer)'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^hourhand (claimer|completer|session|maintainer)'"
                 " AND pid <> pg_backend_pid()"
             )
             go.set()
@@ -461,7 +461,7 @@ async def test_claims_whose_answer_was_lost_are_handed_back(app: Hourhand, sql: 
             f" SELECT $1, 0, now(), 900, 900, now(), {schema}.queue_number('default') * 4 + 1, 0, 0, 'work', '{{}}'",
             worker.node.id,
         )
-        await sql.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'hourhand claimer'")
+        await sql.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hourhand claimer'")
 
         async def done() -> bool:
             return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.runs WHERE run_id = 900 AND outcome = 'succeeded'"))

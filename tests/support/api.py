@@ -12,12 +12,15 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import asyncpg
 from yarl import URL
 
+from hourhand.core import ids
 from tests.support.fleet import PROJECT, Process, until
 from tests.support.servers import free_port
 
@@ -259,3 +262,31 @@ async def raw_exchange(port: int, request: bytes, *, seconds: float = 30.0) -> b
         return await asyncio.wait_for(reader.read(), seconds)
     finally:
         writer.close()
+
+
+async def bury(
+    sql: asyncpg.Connection, schema: str, run_id: str, *, error: str = "ConnectionError", died_at: datetime | None = None
+) -> None:
+    """As if a worker had tried a ready run four times, in vain."""
+    done = await sql.execute(
+        f"WITH gone AS (DELETE FROM {schema}.ready WHERE run_id = $1 RETURNING *) "
+        f"INSERT INTO {schema}.dead (died_at, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags,"
+        " options, errors, reason) "
+        "SELECT coalesce($2, clock_timestamp()), run_id, job_id, scheduled_at, enqueued_at, lane, 4, task, payload, key, tags,"
+        " options, jsonb_build_array(jsonb_build_object('attempt', 4, 'type', $3::text, 'message', 'no route')), 'gave up' FROM gone",
+        ids.parse_run_id(run_id), died_at, error,
+    )  # fmt: skip
+    assert done == "INSERT 0 1"
+
+
+async def settle(sql: asyncpg.Connection, schema: str, run_id: str) -> None:
+    """As if a worker had done a ready run."""
+    done = await sql.execute(
+        f"WITH gone AS (DELETE FROM {schema}.ready WHERE run_id = $1 RETURNING *) "
+        f"INSERT INTO {schema}.runs (run_id, job_id, scheduled_at, started_at, finished_at, lane, outcome, attempt, task, payload,"
+        " key, tags, options) "
+        "SELECT run_id, job_id, scheduled_at, clock_timestamp(), clock_timestamp(), lane, 'succeeded', 1, task, payload, key, tags,"
+        " options FROM gone",
+        ids.parse_run_id(run_id),
+    )  # fmt: skip
+    assert done == "INSERT 0 1"

@@ -27,6 +27,7 @@ from hourhand.core.errors import (
     UnknownJob,
 )
 from hourhand.core.job import JOB_OPTIONS, define_job, job_options
+from hourhand.core.redaction import REDACTED
 from hourhand.core.registry import Registry
 from hourhand.surfaces.plans import applying
 from hourhand.surfaces.plans.applying import Outcome, apply_plan, look
@@ -89,7 +90,10 @@ def by_name(*views: JobView) -> dict[str, JobView]:
 # What is written in a file and what is stored of it
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+# The word for a secret that is not shown has a meaning of its own.
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12).filter(
+    lambda text: text != REDACTED
+)
 payloads = st.dictionaries(
     texts,
     st.recursive(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
@@ -41,6 +42,7 @@ from hourhand.surfaces.jobs import Jobs
 from hourhand.surfaces.portal import Portal
 from hourhand.surfaces.task import Task
 from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs, Shards
+from hourhand.surfaces.views import EnqueuedRuns
 from hourhand.targets.builtin import builtin_targets, close_targets
 
 P = ParamSpec("P")
@@ -195,20 +197,33 @@ class Hourhand:
         arguments, merged = self._by_name(task, payload or {}, options)
         return self._enqueue_sync(arguments, merged)
 
+    async def enqueue_many(self, task: str, payloads: Iterable[Mapping[str, Any]], **options: Any) -> EnqueuedRuns:
+        """Many runs of one task by COPY, by name: all of them, or, if one does not fit, none."""
+        encode, queue, priority, merged = self._named(task, options)
+        opened = await self._open()
+        connection = merged.connection or await joined() or opened.database.joined
+        if connection is not None and foreign.driver_of(connection) != "asyncpg":
+            raise InvalidOption("enqueue_many copies over asyncpg; in another driver's transaction use enqueue in a loop")
+        return EnqueuedRuns(await opened.gateway.enqueue_many(task, map(encode, payloads), queue, priority, merged, connection))
+
     def _by_name(self, task: str, payload: Mapping[str, Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], EnqueueOptions]:
+        encode, queue, priority, merged = self._named(task, options)
+        return call_arguments(task, encode(payload), queue, priority, merged, self._sealer), merged
+
+    def _named(self, task: str, options: dict[str, Any]) -> tuple[Callable[[Mapping[str, Any]], str], str, str, EnqueueOptions]:
+        """How payloads of this task are written, where its runs go, and the options, all of them checked."""
         try:
             check_name("task", task)
         except ConfigurationError as error:
             raise InvalidOption(str(error)) from None
-        definition = self.registry.find(task)
-        merged = merge(EnqueueOptions(secret=definition.secret if definition else ()), options, self.registry.marks_of)
-        text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
-        queue = merged.queue or (definition.queue if definition else "default")
-        priority = merged.priority or (definition.priority if definition else "normal")
+        known = self.registry.find(task)
+        merged = merge(EnqueueOptions(secret=known.secret if known else ()), options, self.registry.marks_of)
+        queue = merged.queue or (known.queue if known else "default")
+        priority = merged.priority or (known.priority if known else "normal")
         if (actor := ACTOR.get()).scoped:
             actor.need(queue, None, f"queue {queue!r}")
             need_steps(actor, merged.kept())
-        return call_arguments(task, text, queue, priority, merged, self._sealer), merged
+        return known.codec.encode if known else partial(encode_untyped, task), queue, priority, merged
 
     async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
         connection = options.connection or await joined() or (await self._database()).joined

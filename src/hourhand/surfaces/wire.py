@@ -167,7 +167,7 @@ def _steps_to_wire(step: Step) -> list[Plain]:
         # Without a word the result would be passed on.
         one = {"result": None, **plain, **inner, **retry}
         steps.append({_named(name): value for name, value in one.items()})
-        plain = following
+        plain = None if following is None else dict(following)
     return steps
 
 

@@ -14,6 +14,9 @@ SELECT *, clock_timestamp() AS present FROM hourhand.api_keys WHERE id = $1;
 UPDATE hourhand.api_keys SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE id = $1 RETURNING *;
 
 -- name: put_environment_key
+-- The sessions that another key of the environment has opened end with it.
+WITH ended AS (
+    DELETE FROM hourhand.sessions s USING hourhand.api_keys k WHERE k.id = $1 AND s.key_id = k.id AND k.hash <> $3)
 INSERT INTO hourhand.api_keys (id, name, hash, role, created_by) VALUES ($1, $2, $3, 'admin', 'the environment')
 ON CONFLICT (id) DO UPDATE SET hash = excluded.hash, revoked_at = NULL;
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Annotated, Any, TypeVar
@@ -30,6 +31,7 @@ from hourhand.core.errors import (
     UnknownJob,
     UnknownRun,
 )
+from hourhand.core.settings import settings_from
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.suggestions import BAD_URL, in_words, is_about_url, with_near_names
 from hourhand.surfaces.client import AsyncClient
@@ -194,6 +196,14 @@ def discreet(app: AnyApp, view: View, reveal: bool = False) -> View:
             err.print("[yellow]note:[/] a server shows nothing that is secret; --reveal needs the database", soft_wrap=True)
         return view
     return view if reveal else view.redacted(app.settings.secret_names)
+
+
+def secret_names(app: AnyApp) -> Sequence[str]:
+    """What the payloads of files are not shown with. A server does not tell what it hides: then what this machine would."""
+    if isinstance(app, Hourhand):
+        return app.settings.secret_names
+    said = {name: value for name, value in os.environ.items() if name == "HOURHAND_SECRET_FIELDS"}
+    return settings_from(said).secret_names
 
 
 def print_json(value: Any) -> None:

@@ -14,6 +14,7 @@ import typer
 from hourhand.core.clock import Clock
 from hourhand.core.errors import HourhandError, InvalidOption, JobConflict
 from hourhand.core.registry import Registry
+from hourhand.core.settings import settings_from
 from hourhand.core.zones import load_zone, zone_names
 from hourhand.surfaces.cli.common import AnyApp, AsJson, Exit, err, plain, polite, print_json, run
 from hourhand.surfaces.cli.connection import connected
@@ -22,6 +23,7 @@ from hourhand.surfaces.importing.checking import Import, check, compare
 from hourhand.surfaces.importing.translation import Translation, dressed
 from hourhand.surfaces.plans.applying import look
 from hourhand.surfaces.views import BulkAdded
+from hourhand.targets.builtin import builtin_targets
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Crontabs; - is standard input.", show_default=False)]
 Apply = Annotated[bool, typer.Option("--apply", help="Add the jobs. Without it nothing is changed.")]
@@ -219,8 +221,7 @@ def _import(app: AnyApp, given: dict[str, Any], translate: Callable[[], Translat
         if given["tz"] is not None:
             load_zone(given["tz"])
         found = dressed(translate(), prefix=given["prefix"], queue=given["queue"], tags=given["tag"] or ())
-        registry = getattr(app, "registry", None)
-        return check(found, registry or Registry(), Clock().instant(), has_code=given.get("app") is not None)
+        return check(found, _registry(app), Clock().instant(), has_code=given.get("app") is not None)
 
     made = polite(prepare)
     added = _add(app, made, replace=given["replace"]) if given["apply"] else None
@@ -236,6 +237,15 @@ def _import(app: AnyApp, given: dict[str, Any], translate: Callable[[], Translat
         raise typer.Exit(Exit.NOT_POSSIBLE)
 
 
+def _registry(app: AnyApp) -> Registry:
+    """A server at the other end keeps its tasks to itself; what every worker can run is known here as well."""
+    known: Registry | None = getattr(app, "registry", None)
+    if known is None:
+        known, settings = Registry(), settings_from({})
+        known.targets = builtin_targets(lambda: settings)
+    return known
+
+
 def _look(app: AnyApp, made: Import) -> None:
     """What of it is there already. Where no database can be asked, the rest of a dry run is still worth its while."""
 
@@ -243,10 +253,13 @@ def _look(app: AnyApp, made: Import) -> None:
         async with app:
             await _compare(app, made)
 
-    try:
-        asyncio.run(work())
-    except HourhandError as error:
-        err.print(plain(f"not compared with what is there: {error}", "yellow"), soft_wrap=True)
+    def ask() -> None:
+        try:
+            asyncio.run(work())
+        except HourhandError as error:
+            err.print(plain(f"not compared with what is there: {error}", "yellow"), soft_wrap=True)
+
+    polite(ask)
 
 
 async def _compare(app: AnyApp, made: Import) -> None:

@@ -31,13 +31,17 @@ def print_import(made: Import, added: BulkAdded | None, *, replace: bool) -> Non
     if made.jobs:
         _print_jobs(made.jobs, added is not None)
     if made.untranslated:
-        _heading(f"{counted(len(made.untranslated), 'entry').replace('entrys', 'entries')} not translated", "yellow")
+        if made.jobs:
+            out.print()
+        count = len(made.untranslated)
+        out.print(Text(f"{count:,} {'entry' if count == 1 else 'entries'} not translated", "bold yellow"))
         for one in made.untranslated:
             out.print(Padding(plain(f"{one.where}  {one.what}"), (0, 0, 0, 2), expand=False))
             out.print(Padding(plain(one.reason, "yellow"), (0, 0, 0, 4), expand=False))
     notes = _grouped(made.notes, len(made.jobs))
     if notes:
-        _heading("Worth knowing")
+        out.print()
+        out.print(Text("Worth knowing", "bold"))
         rows = Table.grid("", Column(overflow="fold"), padding=(0, 1))
         for whose, text in notes:
             rows.add_row(" ·", Text.assemble(plain(whose, "bold"), ": " if whose else "", plain(text)))
@@ -53,7 +57,9 @@ def _print_jobs(jobs: Sequence[Checked], applied: bool) -> None:
     for place, one in enumerate(jobs):
         if place:
             rows.add_row()
-        state = [word for word in (_STATES[applied][one.state], "paused" if one.paused else "") if word]
+        state = [
+            word for word in (_STATES[applied][one.state], "paused" if one.paused and one.state != "unchanged" else "") if word
+        ]
         name = Text.assemble(plain(one.name, "bold"), "\n" if state else "", (", ".join(state), _STYLES.get(one.state or "", "")))
         schedule = one.definition.schedule
         zone = f"\n{schedule.timezone}" if schedule.kind == "cron" else ""
@@ -82,11 +88,6 @@ def target_of(one: Checked) -> str:
     if fed := payload.get("stdin"):
         lines.append(f"fed with {counted(fed.count(chr(10)), 'line')}")
     return "\n".join([words, *lines])
-
-
-def _heading(text: str, style: str = "") -> None:
-    out.print()
-    out.print(Text(text, f"bold {style}".strip()))
 
 
 def _grouped(notes: Sequence[Note], jobs: int) -> list[tuple[str, str]]:

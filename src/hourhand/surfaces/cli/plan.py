@@ -17,7 +17,21 @@ from rich.console import Console
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, HourhandError, InvalidOption, NotPossible
 from hourhand.core.registry import Registry
-from hourhand.surfaces.cli.common import AnyApp, AsJson, Exit, Yes, ask, err, out, plain, polite, print_json, run, tell
+from hourhand.surfaces.cli.common import (
+    AnyApp,
+    AsJson,
+    Exit,
+    Yes,
+    ask,
+    err,
+    out,
+    plain,
+    polite,
+    print_json,
+    run,
+    secret_names,
+    tell,
+)
 from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.plan_views import PlanPrinter, told
 from hourhand.surfaces.cli.progress import MANY, bar
@@ -145,8 +159,7 @@ def _registry(app: AnyApp) -> Registry:
 
 
 def _printer(app: AnyApp, console: Console) -> PlanPrinter:
-    names = getattr(getattr(app, "settings", None), "secret_names", ())
-    return PlanPrinter(console, _registry(app), names, Clock().instant())
+    return PlanPrinter(console, _registry(app), secret_names(app), Clock().instant())
 
 
 def _planned(app: AnyApp, paths: list[str], *, delete: bool, adopt: bool) -> Plan:

@@ -319,11 +319,13 @@ def _banner(settings: Settings, url: str, demo: bool, *, is_open: bool) -> None:
         + ("    open on this machine, until a key is made: hourhand keys create" if is_open else ""),
         soft_wrap=True,
     )
-    err.print(f"  health  {url}/healthz    {url}/metrics")
+    err.print(f"  health  {url}/healthz    {url}/metrics", soft_wrap=True)
     prefix = "" if settings.database_url else _data_hint(settings)
-    err.print(f"  look    hourhand jobs list{prefix}    hourhand runs list{prefix}    hourhand nodes list{prefix}")
+    err.print(
+        f"  look    hourhand jobs list{prefix}    hourhand runs list{prefix}    hourhand nodes list{prefix}", soft_wrap=True
+    )
     if demo:
-        err.print("  demo    a few sample jobs and runs; your own app: hourhand up --app module:name")
+        err.print("  demo    a few sample jobs and runs; your own app: hourhand up --app module:name", soft_wrap=True)
     err.print("  stop    Ctrl-C\n")
 
 

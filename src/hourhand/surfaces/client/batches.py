@@ -40,11 +40,14 @@ def _parts(items: Iterable[Any]) -> Iterator[list[bytes]]:
     size = 0
     for one in items:
         line = msgspec.json.encode(one) + b"\n"
-        if len(lines) == MOST_LINES or (lines and size + len(line) > MOST_BYTES):
+        if lines and size + len(line) > MOST_BYTES:
             yield lines
             lines, size = [], 0
         lines.append(line)
         size += len(line)
+        if len(lines) == MOST_LINES:
+            yield lines
+            lines, size = [], 0
     if lines:
         yield lines
 

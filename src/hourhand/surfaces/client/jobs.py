@@ -11,9 +11,10 @@ import msgspec
 
 from hourhand.core import ids
 from hourhand.core.account import Line
-from hourhand.core.errors import InvalidOption, UnknownJob
+from hourhand.core.errors import ConfigurationError, InvalidOption, UnknownJob
 from hourhand.core.job import MISSED, job_options
 from hourhand.core.payload import encode_untyped
+from hourhand.core.task import check_name
 from hourhand.surfaces import wire
 from hourhand.surfaces.client.asking import Asking, converted, decoded, in_path, is_name
 from hourhand.surfaces.client.batches import send_batches
@@ -194,10 +195,14 @@ def described(given: Mapping[str, Any]) -> dict[str, Any]:
     """A job as the API takes it; what is not said is not sent."""
     said = {name: value for name, value in given.items() if value is not None}
     name = said.pop("name", "")
+    try:
+        check_name("job", name)
+    except ConfigurationError as error:
+        raise InvalidOption(str(error)) from None
     job_options(said)
     if "schedule" not in said:
         raise InvalidOption(f"job {name!r} needs a schedule: a cron expression, 'every 90s', 'in 10m', or an instant")
-    return {"name": name, **wire.options_to_wire(said, str(name))}
+    return {"name": name, **wire.options_to_wire(said, name)}
 
 
 def _numbered(jobs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

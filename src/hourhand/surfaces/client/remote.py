@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -120,7 +120,7 @@ class AsyncClient(Asking):
 
     async def whoami(self) -> Actor:
         """Whose key this is, and what it may touch."""
-        return await self._get_as(Actor, "/whoami")
+        return replace(await self._get_as(Actor, "/whoami"), via="api")
 
     async def health(self) -> dict[str, Any]:
         """`{"status": "ok"}` if the server and its database are well, another word if not. Needs no key, and is asked once."""

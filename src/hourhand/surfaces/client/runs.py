@@ -20,23 +20,22 @@ from hourhand.surfaces.views import STATES, LineView, RunView
 FILTERS = ("task", "queue", "tag", "error", "since", "before")
 ASKED_AT_ONCE = 100
 """Ids in one URL."""
-LineViews = list[LineView]
 
 
 class Runs(Asking):
     async def show(self, run_id: str | int) -> RunView:
         return wire.run_from_wire(await self._get(f"/runs/{run_path(run_id)}"))
 
-    async def logs(self, run_id: str | int, *, after: int = 0, limit: int = 1_000) -> LineViews:
+    async def logs(self, run_id: str | int, *, after: int = 0, limit: int = 1_000) -> list[LineView]:
         """What it said, in order, from the line after number `after` on."""
         check(limit=limit)
         if not 0 <= after < 2**31:
             raise InvalidOption(f"after must be the number of a line, or 0, not {after}")
-        found: LineViews = []
+        found: list[LineView] = []
         while len(found) < limit:
             size = min(PAGE, limit - len(found))
             lines = await self._get(f"/runs/{run_path(run_id)}/logs", after=found[-1].number if found else after, limit=size)
-            found += converted(lines, LineViews)
+            found += converted(lines, list[LineView])
             if len(lines) < size:
                 break
         return found

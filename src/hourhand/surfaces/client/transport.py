@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hourhand import __version__
 from hourhand.core.backoff import Retry
-from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, HourhandError
+from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, HourhandError, Unauthorized
 from hourhand.surfaces.client.problems import PASSING, error_of
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ class Transport:
     def _refusal(self, call: Call, answer: Answer) -> HourhandError | None:
         if answer.status < 300:
             return None
+        if answer.status == 401 and "Authorization" not in self._headers:
+            return Unauthorized(f"the server {self.url} wants a key: set HOURHAND_API_KEY, or give one with key= or --api-key")
         asked = f"{call.method} {call.path}"
         return error_of(self.url, asked, answer.status, answer.headers.get("Content-Type", ""), answer.body)
 

@@ -82,7 +82,7 @@ def _policies(state: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
             options["misfire_grace"] = float(grace)
         else:
             remarks.append(
-                "misfire_grace_time is the 1 s that nobody chose: 60 s are given, so that another scheduler can step in"
+                "misfire_grace_time is 1 s, as APScheduler has it by default: 60 s are given, so that another scheduler can step in"
             )
     if instances == 1:
         options["overlap"] = "skip"

@@ -31,40 +31,13 @@ _RANDOM = re.compile(r"(\d{1,2})?~(\d{1,2})?")
 _TIMES = re.compile(r"@[a-z]+\b|(?:[\d*/,~-]+[ \t]+){2}", re.IGNORECASE)
 _HEADING = re.compile(r"m(in(ute)?)?\s+h(our)?\s", re.IGNORECASE)
 # They speak to cron, not to the command; of PATH and HOME a worker has its own.
-_FOR_CRON = frozenset(
-    {
-        "MAILTO",
-        "MAILFROM",
-        "CONTENT_TYPE",
-        "CONTENT_TRANSFER_ENCODING",
-        "CRON_TZ",
-        "RANDOM_DELAY",
-        "LOGNAME",
-        "SHELL",
-        "PATH",
-        "HOME",
-    }
-)
+_FOR_CRON = frozenset({
+    "MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING", "CRON_TZ", "RANDOM_DELAY", "LOGNAME", "SHELL", "PATH", "HOME",
+})  # fmt: skip
 # Of these the script says what it is about.
-_STARTERS = frozenset(
-    {
-        "bash",
-        "dash",
-        "env",
-        "flock",
-        "ionice",
-        "nice",
-        "node",
-        "perl",
-        "php",
-        "python",
-        "python3",
-        "ruby",
-        "sh",
-        "sudo",
-        "timeout",
-    }
-)
+_STARTERS = frozenset({
+    "bash", "dash", "env", "flock", "ionice", "nice", "node", "perl", "php", "python", "python3", "ruby", "sh", "sudo", "timeout",
+})  # fmt: skip
 _LONGEST_COMMENT = 60
 _AS_CRON = (
     "as with cron, a failed run is not tried again and a missed firing is not made up for; "
@@ -193,7 +166,7 @@ def _schedule(entry: Entry, timezone: str | None) -> dict[str, Any]:
             raise Untranslatable(f"{minute} is no range of minutes")
         options |= {"schedule": f"{first} {rest}", "flexible_window": f"{last - first}m"}
         entry.remarks.append("a random minute becomes a flexible window: a place within it that stays the same for the job")
-    elif (delay := entry.settings.get("RANDOM_DELAY", "")).isdecimal() and int(delay):
+    elif re.fullmatch(r"0*[1-9][0-9]{0,3}", delay := entry.settings.get("RANDOM_DELAY", "")):
         options["flexible_window"] = f"{int(delay)}m"
         entry.remarks.append("RANDOM_DELAY becomes a flexible window: a place within it that stays the same for the job")
     return options
@@ -274,7 +247,8 @@ def _environment(entry: Entry) -> dict[str, str]:
     settings = entry.settings
     if settings.get("MAILTO"):
         entry.remarks.append(
-            f"no mail is sent to {settings['MAILTO']}: failed runs are dead letters (hourhand dead list), and alerts tell of them"
+            f"no mail is sent to {settings['MAILTO']}: failed runs are dead letters (hourhand dead list); "
+            "alert on run.dead in the log of the workers"
         )
     if settings.get("PATH"):
         entry.remarks.append("PATH is not passed on: programs are found in the directories of the system; write whole paths")

@@ -267,7 +267,7 @@ def _remark_surroundings(
     if elsewhere:
         names = ", ".join(elsewhere)
         remarks.append(
-            f"not carried over: environment variables whose values are kept elsewhere ({names}); give them to the worker"
+            f"not carried over: variables whose values are kept elsewhere ({names}); have a script on the worker set them"
         )
 
 

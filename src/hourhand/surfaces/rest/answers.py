@@ -49,7 +49,7 @@ def wanted_version(request: Request) -> int | None:
 def unchanged(request: Request, tag: str) -> bool:
     """Whether the caller has this version already."""
     given = request.headers.get("if-none-match", "")
-    return tag in (word.strip().removeprefix("W/") for word in given.split(","))
+    return given.strip() == "*" or tag in (word.strip().removeprefix("W/") for word in given.split(","))
 
 
 def page(request: Request, items: Sequence[T], limit: int, place: Callable[[T], Any], plain: Callable[[T], Any]) -> Response:

@@ -53,9 +53,10 @@ async def metrics(request: Request) -> Response:
     return Response(await exposition(await app_of(request)._database()), media_type=CONTENT_TYPE)
 
 
-def make_api(app: Hourhand, keyring: Keyring, *, health: Any = None, allowed_hosts: frozenset[str] = frozenset()) -> Gate:
+def make_api(
+    app: Hourhand, keyring: Keyring, hub: events.Hub, *, health: Any = None, allowed_hosts: frozenset[str] = frozenset()
+) -> Gate:
     """An ASGI application on an app that is open; `health` says how the rest of this process is."""
-    hub = events.Hub(app)
 
     @contextlib.asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:

@@ -33,6 +33,7 @@ from hourhand.surfaces.rest.answers import (
 )
 from hourhand.surfaces.rest.problems import Refused
 from hourhand.surfaces.rest.route import Route, app_of, roles
+from hourhand.surfaces.verbs import check
 from hourhand.surfaces.views import JobView, RunView
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
@@ -228,6 +229,7 @@ async def why(
     order, and the next page those before them."""
     seen: tuple[datetime, datetime, int] | None = read_cursor(cursor, tuple[Instant, Instant, Annotated[int, msgspec.Meta(ge=1)]])
     if seen is not None:
+        check(since=seen[0], until=seen[1])
         since, until = seen[0], seen[1] + MOMENT
     lines = await app_of(request).jobs.why(job_id, at=at, since=since, until=until)
     if seen is not None:
@@ -252,8 +254,9 @@ async def prove_job(
 
 
 def _options(given: models.JobChange, *without: str) -> dict[str, Any]:
-    plain = given.model_dump(exclude_unset=True, exclude_none=True, exclude=set(without))
-    return wire.options_from_wire(plain)
+    plain = given.model_dump(exclude_unset=True, exclude=set(without))
+    # Only here: within a step of a chain, nothing said and null are not the same.
+    return wire.options_from_wire({name: value for name, value in plain.items() if value is not None})
 
 
 async def _lines(request: Request) -> AsyncIterator[tuple[int, bytes]]:

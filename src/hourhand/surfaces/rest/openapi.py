@@ -123,6 +123,8 @@ def _responses(path: str, method: str, operation: dict[str, Any], name: str, fre
         for content in response.get("content", {}).values():
             if code.startswith("2") and name in ANSWERS:
                 content["example"] = ANSWERS[name]
+            elif code == "503":
+                content["example"] = {"status": "unavailable"}
     if name in ("add_job", "enqueue"):
         responses["200"] = {**responses["201"], "description": "It was there already"}
     if name == "show_job":

@@ -11,13 +11,17 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from hourhand.core.actor import Actor
-from hourhand.core.errors import Forbidden
+from hourhand.core.errors import Forbidden, PayloadUnreadable
 from hourhand.core.options import is_text
+from hourhand.core.sealing import SIGN, Sealer
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.problems import Refused
 
 _MOST_REMEMBERED = 1024 * 1024
 _KEPT = ("content-type", "location", "etag")
+_ANSWER = "an answer that is remembered"
+"""What a sealed answer is bound to, as a payload is to its task."""
+_SEALED = b"{" + SIGN.encode()
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -72,22 +76,30 @@ async def _once(request: Request, key: str, handle: Handler) -> Response:
     database = await app_of(request)._database()
     async with database.together():
         if not await database.fetch("remember_request", actor, key, fingerprint):
-            return _again(await database.fetchrow("remembered_request", actor, key), fingerprint)
+            return _again(await database.fetchrow("remembered_request", actor, key), fingerprint, database.sealer)
         response = await handle(request)
         content = bytes(response.body)
         if len(content) > _MOST_REMEMBERED:
             raise Refused(422, "the answer would be too large to be remembered; repeat it without Idempotency-Key")
         headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        # It may show a payload, which is not to be read where payloads are encrypted.
+        kept = database.sealer.seal(content.decode(), _ANSWER).encode() if database.sealer.active else content
         await database.fetch(
-            "answer_request", actor, key, response.status_code, msgspec.json.encode(headers).decode(), content
+            "answer_request", actor, key, response.status_code, msgspec.json.encode(headers).decode(), kept
         )  # fmt: skip
     return response
 
 
-def _again(row: Any, fingerprint: bytes) -> Response:
+def _again(row: Any, fingerprint: bytes, sealer: Sealer) -> Response:
     if row is None:
         raise Refused(409, "the first request with this Idempotency-Key has just been given up; repeat it")
     if row["fingerprint"] != fingerprint:
         raise Refused(422, "this Idempotency-Key was used for another request; take a new one for each")
     headers = {**msgspec.json.decode(row["headers"]), "Idempotency-Replayed": "true"}
-    return Response(row["body"], row["status"], headers)
+    body: bytes = row["body"]
+    if body.startswith(_SEALED):
+        try:
+            body = sealer.open(body.decode(), _ANSWER).encode()
+        except PayloadUnreadable:
+            raise Refused(409, "it was answered, and the answer is encrypted with a key that is not here any more") from None
+    return Response(body, row["status"], headers)

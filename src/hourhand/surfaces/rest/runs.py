@@ -61,9 +61,21 @@ async def enqueue(request: Request) -> Response:
 async def enqueue_batch(request: Request) -> Response:
     """Enqueue many runs, one JSON object a line: all of them, or, if one cannot be, none."""
     given = [parse_body(line, models.RunToAdd, f"line {number}: ") async for number, line in _lines(request)]
-    async with (await app_of(request)._database()).together():
-        made = [await _enqueue(request, one) for one in given]
-    return answer({"run_ids": [one["run_id"] for one in made]}, 201)
+    alike: dict[str, list[int]] = {}
+    for place, one in enumerate(given):
+        # A key is a matter of one run; the others go together with those that differ in nothing but the payload.
+        kind = str(place) if one.key is not None else one.model_dump_json(exclude_unset=True, exclude={"payload"})
+        alike.setdefault(kind, []).append(place)
+    app, made = app_of(request), {}
+    async with (await app._database()).together():
+        for places in alike.values():
+            first = given[places[0]]
+            if len(places) == 1:
+                made[places[0]] = (await _enqueue(request, first))["run_id"]
+            else:
+                runs = await app.enqueue_many(first.task, [given[place].payload for place in places], **_options(first))
+                made.update(zip(places, runs, strict=True))
+    return answer({"run_ids": [made[place] for place in range(len(given))]}, 201)
 
 
 @router.get("/{run_id}", operation_id="show_run", response_model=models.Run)
@@ -98,6 +110,9 @@ async def run_logs(
 
 
 async def _enqueue(request: Request, given: models.RunToAdd) -> dict[str, Any]:
-    plain = given.model_dump(exclude_unset=True, exclude={"task", "payload"})
-    handle = await app_of(request).enqueue(given.task, given.payload, **wire.enqueue_options(plain))
+    handle = await app_of(request).enqueue(given.task, given.payload, **_options(given))
     return {"run_id": handle.id, "duplicate": handle.duplicate}
+
+
+def _options(given: models.RunToAdd) -> dict[str, Any]:
+    return wire.enqueue_options(given.model_dump(exclude_unset=True, exclude={"task", "payload"}))

@@ -18,6 +18,7 @@ import uvicorn
 from hourhand.core.errors import ConfigurationError
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.application import make_api
+from hourhand.surfaces.rest.events import Hub
 from hourhand.surfaces.rest.keyring import Keyring, check_admin_key, check_exposure, is_loopback
 
 log = structlog.get_logger("hourhand.api")
@@ -54,6 +55,7 @@ class ApiServer:
         """Whether a request without a key is let in, as things were at the start."""
         self._app = app
         self._health = health
+        self._hub = Hub(app)
         self._server: _Server | None = None
         self._socket = _listen(options)
         self._stopped = False
@@ -67,7 +69,7 @@ class ApiServer:
         await keyring.settle()
         self.is_open = await keyring.is_open()
         allowed = frozenset(one.lower() for one in options.allowed_hosts)
-        api = make_api(self._app, keyring, health=self._health, allowed_hosts=allowed)
+        api = make_api(self._app, keyring, self._hub, health=self._health, allowed_hosts=allowed)
         config = uvicorn.Config(
             api, log_config=None, access_log=False, server_header=False, lifespan="on", timeout_keep_alive=30,
             timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 * 1024, backlog=2048,
@@ -93,6 +95,7 @@ class ApiServer:
 
     def stop(self) -> None:
         self._stopped = True
+        self._hub.close()
         if self._server is not None:
             self._server.should_exit = True
 

@@ -1,0 +1,142 @@
+"""A server for all tests of a module, and what may stand between it and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import asyncpg
+import pytest
+
+from hourhand import Hourhand
+from hourhand.client import AsyncClient, Client
+from hourhand.storage.migrate import migrate
+from tests.support.api import ADMIN, ApiProcess
+
+
+@dataclass(frozen=True)
+class Served:
+    """`hourhand api` on a schema of its own."""
+
+    base: str
+    url: str
+    schema: str
+    port: int
+    key: str = ADMIN
+
+    def app(self) -> Hourhand:
+        """For a look at the same from the inside."""
+        return Hourhand(self.url, schema=self.schema, lease=3.0, grace=0.5, poll=1.0)
+
+
+@pytest.fixture(scope="module")
+def served(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    schema = f"t_served_{uuid.uuid4().hex[:8]}"
+
+    async def prepare() -> None:
+        connection = await asyncpg.connect(url)
+        await migrate(connection, schema)
+        await connection.close()
+
+    async def clear() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        await connection.close()
+
+    asyncio.run(prepare())
+    api = ApiProcess(url, schema, tmp_path_factory.mktemp("served"))
+    try:
+        asyncio.run(api.started())
+        yield Served(api.base, url, schema, api.port)
+    finally:
+        api.stop()
+        asyncio.run(clear())
+
+
+@pytest.fixture
+async def near(served: Served) -> AsyncIterator[Hourhand]:
+    """The app that looks at the server's database itself."""
+    async with served.app() as app:
+        yield app
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(served.base, served.key) as one:
+        yield one
+
+
+@pytest.fixture
+def blocking(served: Served) -> Iterator[Client]:
+    with Client(served.base, served.key) as one:
+        yield one
+
+
+@dataclass
+class Proxy:
+    """Passes bytes on. Of the next connections it swallows the answers: the server has done it, and nobody hears of it."""
+
+    target: int
+    port: int = 0
+    swallow: int = 0
+    swallowed: list[bytes] = field(default_factory=list)
+    """What the server had answered, and nobody heard."""
+    held: asyncio.Event | None = None
+    """While it is set to an event that has not happened, requests wait here."""
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Every connection that is open."""
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        try:
+            await asyncio.gather(self._forward(reader, there_writer), self._back(there_reader, writer))
+        except OSError:
+            pass
+        finally:
+            self._open.discard(writer)
+            for one in (writer, there_writer):
+                one.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            if self.held is not None:
+                await self.held.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            if self.swallow:
+                self.swallow -= 1
+                self.swallowed.append(data)
+                raise ConnectionAbortedError
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def between(target: int) -> AsyncIterator[Proxy]:
+    proxy = Proxy(target)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        proxy.cut()
+        server.close()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(server.wait_closed(), 10)
