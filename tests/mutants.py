@@ -64,6 +64,8 @@ LOCAL_CLOCK = (
 )
 LINES = "tests/db/test_lines.py -k"
 COMMANDS = "tests/db/test_command_target.py -k"
+CLIENT = "src/hourhand/surfaces/client"
+LOST = "tests/db/test_client_lost.py -k"
 CLAIM = "WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token"
 VERIFY = "tests/cluster/chaos.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
@@ -207,11 +209,25 @@ MUTANTS = [
     Mutant("encryption: jobs by COPY are plain", "src/hourhand/storage/jobs.py", "await asyncio.to_thread(self._sealed, jobs) if self._database.sealer.active else jobs", "jobs", "tests/db/test_encryption.py -k whatever_is_written"),
     Mutant("encryption: later steps are plain", "src/hourhand/storage/enqueue.py", "options.kept_json(sealer.seal_steps)", "options.kept_json()", "tests/db/test_encryption.py -k whatever_is_written", every=True),
     Mutant("encryption: the audit log reads along", "src/hourhand/surfaces/auditing.py", 'return "[encrypted]" if sealer.active else redacted', "return redacted", "tests/db/test_encryption.py -k whatever_is_written"),
-    Mutant("encryption: the same job is another one", "src/hourhand/storage/jobs.py", "        if sealer.active and await _is_the_same(door, job, given, sealer):\n", "        if False:\n", "tests/db/test_encryption.py -k same_job_again"),
+    Mutant("encryption: the same job is another one", "src/hourhand/storage/jobs.py", "        if sealer.has_keys and await _is_the_same(door, job, given, sealer):\n", "        if False:\n", "tests/db/test_encryption.py -k same_job_again"),
     Mutant("encryption: large steps do not fit", "src/hourhand/storage/migrations/0006_surfaces.sql", "measured => arguments ? '$sealed'", "measured => false", "tests/db/test_encryption.py -k beside_the_seal"),
     Mutant("encryption: rotation forgets a table", "src/hourhand/storage/sealing.py", '"jobs", "delayed", "parked", "ready"', '"jobs", "delayed", "ready"', "tests/db/test_encryption.py -k rotation_seals"),
     Mutant("encryption: rotation forgets chains", "src/hourhand/storage/sealing.py", "self._sealer.reseal_steps(steps)", "steps", "tests/db/test_encryption.py -k rotation_seals"),
     Mutant("encryption: rotation waits for locks", "src/hourhand/storage/sql/sealing.sql", " FOR UPDATE SKIP LOCKED", " FOR UPDATE", "tests/db/test_encryption.py -k locked_or", every=True),
+    Mutant("client: changes without a key", f"{CLIENT}/transport.py", "if call.once and not call.looks:", "if False:", f"{LOST} makes_no_second_run"),
+    Mutant("client: a new key for each try", f"{CLIENT}/transport.py", "                answer = await self._exchange(call, headers)\n                trouble",
+           "                headers = {**headers, \"Idempotency-Key\": uuid.uuid4().hex}\n                answer = await self._exchange(call, headers)\n                trouble", f"{LOST} makes_no_second_run"),
+    Mutant("client: only POST is remembered", "src/hourhand/surfaces/rest/route.py", "if looks or key is None:", "if request.method != \"POST\" or key is None:", f"{LOST} of_any_verb"),
+    Mutant("client: one page is all", f"{CLIENT}/asking.py", "if cursor is None or len(found) >= limit:", "if True:", "tests/db/test_client.py -k two_and_a_half_thousand"),
+    Mutant("client: a page of the record begins anywhere", "src/hourhand/surfaces/rest/jobs.py", "        lines = lines[: -seen[2]]", "        lines = lines[:-1]", "tests/db/test_client.py -k page_by_page"),
+    Mutant("client: a backfill is left alone", f"{CLIENT}/jobs.py", "            await asyncio.wait([asking])\n", "            asking.cancel()\n", "tests/db/test_client.py -k gives_up"),
+    Mutant("client: a child uses its parent's sockets", f"{CLIENT}/transport.py", "        if self._process != os.getpid():", "        if False:", f"{LOST} forked_child",
+           also=((f"{CLIENT}/blocking.py", "        if self._process != os.getpid():", "        if False:"),
+                 ("src/hourhand/surfaces/portal.py", "if self._loop is None or self._process != os.getpid():", "if self._loop is None:"))),
+    Mutant("client: redirects are followed", f"{CLIENT}/transport.py", "allow_redirects=False", "allow_redirects=True", "tests/unit/test_client_transport.py -k redirect"),
+    Mutant("client: no patience", f"{CLIENT}/transport.py", "max(wished, _PAUSES.delay(attempt, self._random))", "_PAUSES.delay(attempt, self._random)", "tests/unit/test_client_transport.py -k how_long"),
+    Mutant("client: silence after a gap", f"{CLIENT}/events.py", "                if connected:\n                    yield dict(GAP)\n", "", f"{LOST} heard_again"),
+    Mutant("cli: a server and a database at once", "src/hourhand/surfaces/cli/connection.py", "        if database:", "        if False:", "tests/db/test_cli_server.py -k before_the_environment"),
     Mutant("verify: no claim token", QUEUE, CLAIM, "WHERE run_id = mine.run_id AND $1 > 0", f"{VERIFY} pause", every=True, seconds=90,
            also=((QUEUE, "WHERE worker_id = $1::integer AND run_id = $2::bigint AND token = $3::bigint", "WHERE $1::integer > 0 AND run_id = $2::bigint AND $3::bigint > 0"),)),
     Mutant("verify: no epoch", FIRING, *NO_EPOCH, f"{VERIFY} pause", seconds=120),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -461,10 +460,10 @@ async def test_one_bad_line_leaves_nothing_of_a_batch_of_runs(admin: Client, bad
 
 
 async def test_a_batch_has_its_limits(admin: Client) -> None:
-    many = await admin.post("runs/batch", data=io.BytesIO(b"\n" * 20_100 + b'{"task": "t"}'))
+    many = await admin.post("runs/batch", data=b"\n" * 20_100 + b'{"task": "t"}')
     assert many.status == 413
     assert "20,000 lines" in many.problem["detail"]
-    long = await admin.post("jobs/batch", data=io.BytesIO(b"x" * 3_000_000))
+    long = await admin.post("jobs/batch", data=b"x" * 3_000_000)
     assert long.status == 413
     assert long.problem
     assert (await admin.post("runs/batch", data=b"\n\n")).ok(201) == {"run_ids": []}

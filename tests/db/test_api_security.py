@@ -308,12 +308,12 @@ async def test_not_open_to_a_page_that_somebody_looks_at(open_api: ApiProcess) -
             assert (await anybody.post("runs", data=b'{"task": "t"}', headers={"Content-Type": kind})).status == 415
 
 
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"])
-async def test_not_open_to_what_a_proxy_passes_on(open_api: ApiProcess, header: str) -> None:
+async def test_not_open_to_what_a_proxy_passes_on(open_api: ApiProcess) -> None:
     async with Client(open_api.base) as anybody:
-        answer = await anybody.get("jobs", headers={header: "127.0.0.1"})
-        assert answer.status == 401
-        assert "on this machine itself" in answer.problem["detail"]
+        for header in ("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"):
+            answer = await anybody.get("jobs", headers={header: "127.0.0.1"})
+            assert answer.status == 401, header
+            assert "on this machine itself" in answer.problem["detail"]
 
 
 async def test_closed_as_soon_as_there_is_a_key_and_for_ever(open_api: ApiProcess, app: Hourhand) -> None:

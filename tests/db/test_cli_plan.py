@@ -19,10 +19,13 @@ from hourhand import Hourhand, Step
 from hourhand.core.errors import UnknownJob
 from hourhand.surfaces.jobs import Jobs
 from hourhand.surfaces.plans.exporting import as_yaml
+from tests.db.conftest import Served
 from tests.db.test_cli import Command, Done, at_a_terminal, environment
 from tests.db.test_cli_jobs import hourhand, words
+from tests.support.api import ADMIN
+from tests.support.served import near
 
-__all__ = ["hourhand"]
+__all__ = ["hourhand", "near"]
 SHOP = """\
 owner: shop
 defaults: {timezone: Europe/Berlin, queue: billing}
@@ -487,6 +490,34 @@ async def test_a_secret_that_the_file_leaves_out_stays(hourhand: Command, app: H
     assert (await app.jobs.show("a")).payload == {"n": 2, "password": "hunter22"}
     other = await hourhand("plan", write(text % (2, "other")))
     assert 'payload.password "[redacted]" → "[redacted]"' in words(other.out)
+
+
+async def test_the_same_through_a_server(served: Served, near: Hourhand, hourhand: Command, write: Write) -> None:
+    where = {"HOURHAND_SERVER": served.api.base, "HOURHAND_API_KEY": ADMIN}
+    text = SHOP.replace("days: 7", "days: 7, password: hunter22")
+    done = await hourhand("apply", write(text), "--yes", **where)
+    assert (done.code, done.out.splitlines()[-1], done.err) == (0, "Applied: 4 added", "")
+    assert "hunter22" not in done.out
+    assert (await near.jobs.show("weekly-report")).payload["password"] == "hunter22"
+    assert (await hourhand("plan", write(text), "--detailed-exitcode", **where)).code == 0
+    # What a server does not show stands in the export as such, and means that it stays.
+    back = await hourhand("export", **where)
+    assert "password: '[redacted]'" in back.out
+    assert "secrets that are not shown here are not exported (weekly-report)" in back.err
+    assert (await hourhand("drift", write(back.out), **where)).code == 0
+    other = back.out.replace("days: 7", "days: 9").replace("every 90s", "every 60s").replace("    - tell\n", "")
+    other = other.replace("    state: paused\n", "    state: active\n")
+    done = await hourhand(
+        "apply", write(other[: other.index("  new-year")] + other[other.index("  nightly") :]), "--yes", **where
+    )
+    assert (done.code, done.out.splitlines()[-1], done.err) == (0, "Applied: 3 changed, 1 deleted", "")
+    weekly, poll = await near.jobs.show("weekly-report"), await near.jobs.show("poll")
+    assert (weekly.payload, poll.schedule, poll.then) == (
+        {"days": 9, "password": "hunter22", "filter": {"region": "eu"}}, "every 60s", ("load",),
+    )  # fmt: skip
+    many = "owner: many\njobs:\n" + "".join(f"  m{n:03}: {{schedule: '@daily'}}\n" for n in range(150))
+    assert (await hourhand("apply", write(many), "--yes", **where)).out.splitlines()[-1] == "Applied: 150 added"
+    assert (await hourhand("plan", write(many), **where)).out.strip().endswith("150 unchanged")
 
 
 async def test_a_job_that_was_deleted_and_added_anew_is_another_one(

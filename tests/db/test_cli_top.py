@@ -33,7 +33,8 @@ from hourhand.surfaces.cli.live.screen import Rows, Top
 from hourhand.surfaces.cli.live.survey import Survey, look
 from hourhand.surfaces.cli.top import _screen
 from hourhand.surfaces.views import NodeView, QueueView, RunView
-from tests.db.test_cli import Cemetery, Command, cemetery, environment, hourhand
+from tests.db.test_cli import Cemetery, Command, cemetery, environment
+from tests.db.test_cli_jobs import hourhand
 from tests.support.fleet import until
 from tests.support.servers import OwnServer
 

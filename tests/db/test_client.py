@@ -33,12 +33,13 @@ from hourhand.core import ids
 from hourhand.surfaces.client import batches
 from hourhand.surfaces.client import jobs as remote_jobs
 from hourhand.surfaces.client import runs as remote_runs
+from tests.db.conftest import Served
 from tests.db.test_cli import Cemetery
 from tests.db.test_worker import working
 from tests.support.fleet import until
-from tests.support.served import Served, blocking, client, near, served
+from tests.support.served import blocking, client, near
 
-__all__ = ["blocking", "client", "near", "served"]
+__all__ = ["blocking", "client", "near"]
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 WEEKLY: dict[str, Any] = {"schedule": "0 9 * * 1", "timezone": "America/New_York", "payload": {"days": 7}}
@@ -352,7 +353,7 @@ async def test_keys_and_what_they_open(client: AsyncClient, served: Served) -> N
     made = await client.keys.create("reporting", role="operator", queues=["billing"], expires=timedelta(days=9))
     assert (made.key.role, made.key.queues, made.key.state) == ("operator", ("billing",), "active")
     assert made.key in await client.keys.list()
-    async with AsyncClient(served.base, made.secret) as other:
+    async with AsyncClient(served.api.base, made.secret) as other:
         me = await other.whoami()
         assert (me.name, me.role, me.queues, me.via) == ("key:reporting", "operator", ("billing",), "api")
         await other.enqueue("bill", queue="billing")

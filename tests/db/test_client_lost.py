@@ -16,27 +16,28 @@ import pytest
 
 from hourhand import Hourhand
 from hourhand.client import AsyncClient, Client, DatabaseUnavailable, InvalidOption, Unauthorized
+from tests.db.conftest import Served
 from tests.db.test_cli import Cemetery, environment
-from tests.support.api import ApiProcess
+from tests.support.api import ADMIN, ApiProcess
 from tests.support.fleet import PROJECT
-from tests.support.served import Proxy, Served, between, blocking, client, near, served
+from tests.support.served import Proxy, between, blocking, client, near
 from tests.support.servers import free_port
 
-__all__ = ["blocking", "client", "near", "served"]
+__all__ = ["blocking", "client", "near"]
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 
 
 @pytest.fixture
 async def proxy(served: Served) -> AsyncIterator[Proxy]:
-    async with between(served.port) as one:
+    async with between(served.api.port) as one:
         yield one
 
 
 @pytest.fixture
 async def far(proxy: Proxy, served: Served) -> AsyncIterator[AsyncClient]:
     """Somebody at the other side of the proxy."""
-    async with AsyncClient(proxy.base, served.key) as one:
+    async with AsyncClient(proxy.base, ADMIN) as one:
         yield one
 
 
@@ -133,14 +134,14 @@ async def test_nobody_listens() -> None:
 
 async def test_a_server_that_does_not_answer(proxy: Proxy, served: Served) -> None:
     proxy.held = asyncio.Event()
-    async with AsyncClient(proxy.base, served.key, timeout=0.2, retries=1) as impatient:
+    async with AsyncClient(proxy.base, ADMIN, timeout=0.2, retries=1) as impatient:
         with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
             await impatient.jobs.list()
 
 
 async def test_a_server_that_comes_back(url: str, schema: str, tmp_path: Any, served: Served) -> None:
     api = await ApiProcess(url, schema, tmp_path).started()
-    async with between(api.port) as proxy, AsyncClient(proxy.base, served.key, retries=100) as patient:
+    async with between(api.port) as proxy, AsyncClient(proxy.base, ADMIN, retries=100) as patient:
         await patient.jobs.add("lasting", schedule="0 0 * * *")
         api.stop()
         looking = asyncio.create_task(patient.jobs.show("lasting"))
@@ -153,13 +154,13 @@ async def test_a_server_that_comes_back(url: str, schema: str, tmp_path: Any, se
 
 
 async def test_wrong_keys(served: Served) -> None:
-    async with AsyncClient(served.base, "hh_aaaaaaaaaaaaaaaa_nothing") as stranger:
+    async with AsyncClient(served.api.base, "hh_aaaaaaaaaaaaaaaa_nothing") as stranger:
         with pytest.raises(Unauthorized, match="unknown, expired or revoked"):
             await stranger.jobs.list()
         with pytest.raises(Unauthorized):
             await anext(stranger.events())
         assert await stranger.health() == {"status": "ok"}
-    async with AsyncClient(served.base) as nobody:
+    async with AsyncClient(served.api.base) as nobody:
         with pytest.raises(Unauthorized, match="HOURHAND_API_KEY"):
             await nobody.jobs.list()
 
@@ -195,7 +196,7 @@ def test_events_without_an_event_loop(blocking: Client, served: Served) -> None:
     enough = threading.Event()
 
     def change() -> None:
-        with Client(served.base, served.key) as other:
+        with Client(served.api.base, ADMIN) as other:
             while not enough.is_set():
                 other.queues.pause("noisy")
 
@@ -248,7 +249,7 @@ sys.exit(code)
 
 
 async def test_a_forked_child_has_connections_of_its_own(served: Served, near: Hourhand) -> None:
-    variables = environment(served.url, served.schema, HOURHAND_SERVER=served.base, HOURHAND_API_KEY=served.key)
+    variables = environment(served.url, served.schema, HOURHAND_SERVER=served.api.base, HOURHAND_API_KEY=ADMIN)
     # Newer Pythons warn of any fork beside a thread.
     quiet = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
     done = await asyncio.to_thread(
@@ -266,7 +267,7 @@ print(Client().whoami().role)
 
 
 async def test_a_client_that_nobody_closes_ends_in_silence(served: Served) -> None:
-    variables = environment(served.url, served.schema, HOURHAND_SERVER=served.base, HOURHAND_API_KEY=served.key)
+    variables = environment(served.url, served.schema, HOURHAND_SERVER=served.api.base, HOURHAND_API_KEY=ADMIN)
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-W", "error", "-c", FORGOTTEN],

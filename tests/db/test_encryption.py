@@ -294,6 +294,18 @@ async def test_the_same_job_again_changes_nothing_whatever_it_was_sealed_with(
         assert (await app.jobs.show("one")).payload == about["payload"]
 
 
+async def test_who_only_opens_finds_the_same_job_too(url: str, schema: str, sql: asyncpg.Connection) -> None:
+    async with holding(url, schema, K1) as app:
+        await app.jobs.add("one", task="keep", schedule=YEARLY, payload={"word": WORD})
+        run = await keep(app, delay=3600).enqueue(word=WORD)
+    async with holding(url, schema, f"plain,{K1}") as app:
+        assert (await app.jobs.add("one", task="keep", schedule=YEARLY, payload={"word": WORD})).outcome == "unchanged"
+        assert await kids(sql, schema, "jobs") == ["k1"]
+        assert (await app.runs.show(run.id)).payload == {"word": WORD}
+        assert (await app.jobs.update("one", schedule="0 0 2 1 *")).payload == {"word": WORD}
+        assert await kids(sql, schema, "jobs") == [None]
+
+
 async def test_many_who_add_the_same_job_at_once_all_find_it_there(url: str, schema: str) -> None:
     async with holding(url, schema, K1) as app:
         adding = [app.jobs.add("one", task="keep", schedule=YEARLY, payload={"word": WORD}) for _ in range(12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -154,6 +155,8 @@ class Client:
             given.setdefault("Authorization", f"Bearer {self.key}")
         if json is not None:
             data = _dumps(json)
+        if isinstance(data, bytes):
+            data = io.BytesIO(data)
         if data is not None:
             given.setdefault("Content-Type", "application/json")
         # What is given encoded stays as it is.

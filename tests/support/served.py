@@ -1,77 +1,36 @@
-"""A server for all tests of a module, and what may stand between it and its clients."""
+"""Clients of the server that the tests of a file share, and what may stand between it and them."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-import asyncpg
 import pytest
 
 from hourhand import Hourhand
 from hourhand.client import AsyncClient, Client
-from hourhand.storage.migrate import migrate
-from tests.support.api import ADMIN, ApiProcess
-
-
-@dataclass(frozen=True)
-class Served:
-    """`hourhand api` on a schema of its own."""
-
-    base: str
-    url: str
-    schema: str
-    port: int
-    key: str = ADMIN
-
-    def app(self) -> Hourhand:
-        """For a look at the same from the inside."""
-        return Hourhand(self.url, schema=self.schema, lease=3.0, grace=0.5, poll=1.0)
-
-
-@pytest.fixture(scope="module")
-def served(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    schema = f"t_served_{uuid.uuid4().hex[:8]}"
-
-    async def prepare() -> None:
-        connection = await asyncpg.connect(url)
-        await migrate(connection, schema)
-        await connection.close()
-
-    async def clear() -> None:
-        connection = await asyncpg.connect(url)
-        await connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
-        await connection.close()
-
-    asyncio.run(prepare())
-    api = ApiProcess(url, schema, tmp_path_factory.mktemp("served"))
-    try:
-        asyncio.run(api.started())
-        yield Served(api.base, url, schema, api.port)
-    finally:
-        api.stop()
-        asyncio.run(clear())
+from tests.db.conftest import Served
+from tests.support.api import ADMIN
 
 
 @pytest.fixture
 async def near(served: Served) -> AsyncIterator[Hourhand]:
-    """The app that looks at the server's database itself."""
-    async with served.app() as app:
+    """An app that looks at the server's database itself."""
+    async with Hourhand(served.url, schema=served.schema, lease=3.0, grace=0.5, poll=1.0) as app:
         yield app
 
 
 @pytest.fixture
 async def client(served: Served) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(served.base, served.key) as one:
+    async with AsyncClient(served.api.base, ADMIN) as one:
         yield one
 
 
 @pytest.fixture
 def blocking(served: Served) -> Iterator[Client]:
-    with Client(served.base, served.key) as one:
+    with Client(served.api.base, ADMIN) as one:
         yield one
 
 

@@ -42,7 +42,8 @@ def verb_pairs() -> Iterator[Any]:
         for name in public(here):
             if name not in ELSEWHERE:
                 yield pytest.param(getattr(here, name), remote, waiting, name, id=f"{here.__name__}.{name}")
-    yield pytest.param(Hourhand.enqueue, AsyncClient, Client, "enqueue", id="enqueue")
+    for name in ("enqueue", "enqueue_many"):
+        yield pytest.param(getattr(Hourhand, name), AsyncClient, Client, name, id=name)
     for name in public(RunHandle):
         yield pytest.param(getattr(RunHandle, name), RunHandle, blocking.BlockingHandle, name, id=f"RunHandle.{name}")
 

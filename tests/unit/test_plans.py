@@ -31,7 +31,7 @@ from hourhand.core.redaction import REDACTED
 from hourhand.core.registry import Registry
 from hourhand.surfaces.plans import applying
 from hourhand.surfaces.plans.applying import Outcome, apply_plan, look
-from hourhand.surfaces.plans.comparing import MANAGED, differences, plain_options, same_value
+from hourhand.surfaces.plans.comparing import MANAGED, as_then, differences, plain_options, same_value
 from hourhand.surfaces.plans.documents import DEEPEST, Unreadable, read_document
 from hourhand.surfaces.plans.exporting import as_json, as_yaml, export_jobs
 from hourhand.surfaces.plans.plan import Plan, load_plan, make_plan, stale
@@ -72,7 +72,8 @@ def stored(
 ) -> JobView:  # fmt: skip
     """As the database would have it and give it back: through JSON, with numbers of seven digits where it has such."""
     tags = [*options.get("tags", ()), *([f"{MANAGED}{owner}"] if owner else [])]
-    given = job_options({**options, "tags": tags})
+    then = options.get("then")
+    given = job_options({**options, "tags": tags, "then": as_then(then) if isinstance(then, list) else then})
     job = define_job(name, given, now=now, registry=registry or Registry(), declared_by=declared_by)
     kept: dict[str, Any] = {name: as_real(getattr(job, name)) for name in ("misfire_grace", "flexible_window")}
     kept["options"] = msgspec.json.decode(msgspec.json.encode(job.options))
@@ -599,7 +600,23 @@ class Verbs:
         view = await self.show(name)
         if view.version != version:
             raise PreconditionFailed(name)
-        self.views[view.name] = stored(view.name, {**plain_options(view), **changes}, owner=None, version=version + 1)
+        merged = {**plain_options(view), "tags": view.tags, **changes}
+        self.views[view.name] = stored(view.name, merged, owner=None, version=version + 1, paused=view.paused_at is not None)
+
+    async def pause(self, name: str) -> JobView:
+        return await self._hold(name, paused=True)
+
+    async def resume(self, name: str) -> Any:
+        return SimpleNamespace(job=await self._hold(name, paused=False), started=0, left_out=0)
+
+    async def _hold(self, name: str, *, paused: bool) -> JobView:
+        self.calls.append("pause" if paused else "resume")
+        view = await self.show(name)
+        held = stored(
+            view.name, plain_options(view), number=ids.parse_job_id(view.job_id) or 0, version=view.version + 1, paused=paused
+        )
+        self.views[view.name] = held
+        return held
 
     async def delete(self, name: str, *, version: int) -> None:
         self.calls.append("delete")
@@ -666,6 +683,22 @@ async def test_what_changed_since_the_look_is_left_alone_unless_it_is_as_wanted(
     told.clear()
     await apply_plan(app, plan, told.append)
     assert [(one.name, one.outcome) for one in told] == [("a", "unchanged"), ("gone", "unchanged")]
+
+
+@pytest.mark.parametrize(("state", "paused"), [("paused", False), ("active", True)])
+@pytest.mark.parametrize("more", ["", "queue: other, "])
+async def test_what_changed_since_the_look_is_neither_held_nor_let_go(state: str, paused: bool, more: str) -> None:
+    app, verbs = app_with(stored("a", OPTIONS, paused=paused))
+    plan = make_plan(files(TEXT.replace("payload", f"state: {state}, {more}payload")), dict(verbs.views))
+    told: list[Outcome] = []
+    changed = stored("a", {"schedule": "@weekly"}, version=2, paused=paused)
+    verbs.views["a"] = changed
+    await apply_plan(app, plan, told.append)
+    assert ([one.outcome for one in told], verbs.views["a"]) == (["failed"], changed)
+    verbs.views["a"] = stored("a", OPTIONS, paused=paused)
+    await apply_plan(app, plan, told.append)
+    assert (told[-1].outcome, verbs.views["a"].paused_at is not None) == ("changed", state == "paused")
+    assert verbs.views["a"].queue == ("other" if more else "default")
 
 
 async def test_a_database_that_is_gone_ends_it() -> None:

@@ -312,6 +312,14 @@ def test_a_payload_that_cannot_be_read_lets_nothing_through() -> None:
     assert clean("whatever it says") == REDACTED
 
 
+def test_what_would_take_too_long_to_look_through_is_left_out_whole() -> None:
+    payload = {"tokens": [f"token {number}" for number in range(50_000)]}
+    clean = scrubber(payload, ["tokens"])
+    assert clean is not None
+    assert clean("x" * 100_000) == REDACTED
+    assert clean("with token 123") == f"with {REDACTED}"
+
+
 def test_results_and_reports_are_scrubbed_value_by_value() -> None:
     clean = scrubber({"password": "hunter22", "pin": 98765}, ["pin"], NAMES)
     told = {"echo": ["hunter22", 98765, 5, None, True], "note": "was hunter22", "share": 0.5}

@@ -234,15 +234,26 @@ def test_options_without_a_chain_are_left_alone(options: Any) -> None:
 
 
 def test_the_first_key_seals_and_all_of_them_open() -> None:
-    assert parse_keys(f" {K2} , {K1} ,").keys() == {"k2", "k1"}
+    first, every = parse_keys(f" {K2} , {K1} ,")
+    assert (first, every.keys()) == ("k2", {"k2", "k1"})
     assert (BOTH.kid, OLD.kid, NO_KEYS.kid) == ("k2", "k1", None)
     assert Sealer("").active is False
+
+
+def test_keys_behind_the_word_plain_only_open() -> None:
+    sealer = Sealer(f"plain,{K2},{K1}")
+    assert (sealer.active, sealer.seal("{}", "t")) == (False, "{}")
+    assert sealer.open(NEW.seal("{}", "t"), "t") == sealer.open(OLD.seal("{}", "t"), "t") == "{}"
+    assert sealer.seal_steps(chain()) == chain()
+    with pytest.raises(ConfigurationError, match="number 2 has no id"):
+        parse_keys(f"{K1},plain")
+    assert parse_keys("plain") == (None, {})
 
 
 def test_a_new_key_is_a_key() -> None:
     made = [new_key("2027-05") for _ in range(10)]
     assert len(set(made)) == 10
-    assert all(len(parse_keys(one)["2027-05"]) == 32 for one in made)
+    assert all(len(parse_keys(one)[1]["2027-05"]) == 32 for one in made)
     with pytest.raises(ConfigurationError, match="cannot be the id of a key"):
         new_key("no id")
 

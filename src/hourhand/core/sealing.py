@@ -47,16 +47,20 @@ class Sealer:
     """The keys of this process. Without any, nothing is sealed, and what others have sealed cannot be opened."""
 
     def __init__(self, keys: str | None, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._keys = parse_keys(keys)
+        self.kid, self._keys = parse_keys(keys)
+        """The key that seals; None: this process writes payloads as they are."""
         self._random = random
-        self.kid = next(iter(self._keys), None)
-        """The key that seals."""
         if self._keys:
             _library()
 
     @property
     def active(self) -> bool:
         return self.kid is not None
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether anything can be opened."""
+        return bool(self._keys)
 
     def seal(self, text: str, task: str) -> str:
         """A payload's JSON text as it is stored; without keys, the text itself."""

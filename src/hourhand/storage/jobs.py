@@ -94,8 +94,8 @@ async def put_job(
     outcome = "conflict"
     # A seal is never the same twice, so whether a job is the same is asked with the seals that it has: before it is written,
     # and once more if somebody adds it at that very moment.
-    for _ in range(2 if sealer.active else 1):
-        if sealer.active and await _is_the_same(door, job, given, sealer):
+    for _ in range(2 if sealer.has_keys else 1):
+        if sealer.has_keys and await _is_the_same(door, job, given, sealer):
             return "unchanged"
         sealed = {"payload": msgspec.Raw(sealer.seal(job.payload, job.task).encode()), "options": sealer.seal_steps(job.options)}
         outcome = await _put(door, {**given, **sealed}, replace, expected)

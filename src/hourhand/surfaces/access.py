@@ -121,9 +121,8 @@ class Keys(Verbs):
             row = await database.fetchrow("revoke_key", number)
             assert row is not None
             view = KeyView.of(row, before["present"])
-            await record(
-                OwnDoor(database), self._app_name, "key.revoke", subject=number, name=view.name, after={"state": "revoked"}
-            )
+            was, now = ({"state": KeyView.of(one, before["present"]).state} for one in (before, row))
+            await record(OwnDoor(database), self._app_name, "key.revoke", subject=number, name=view.name, before=was, after=now)
         return view
 
     async def authenticate(self, text: str) -> KeyView | None:

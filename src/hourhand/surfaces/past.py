@@ -37,15 +37,19 @@ class Backfill:
         return [ids.run_id(number) for number, _ in self.runs]
 
 
+def check_backfill(*, cap: int, rate: float, order: str) -> None:
+    if order not in ("oldest", "newest"):
+        raise InvalidOption(f"order must be oldest or newest, not {order!r}")
+    if not 1 <= cap <= 1_000_000 or not 0 < rate <= 100_000:
+        raise InvalidOption("cap must be from 1 to 1000000, and rate above 0 and at most 100000 a second")
+
+
 async def plan_backfill(
     database: Database, stored: StoredJob, since: datetime, until: datetime, *, cap: int, rate: float, order: str, again: bool
 ) -> Backfill:
     """The instants of a period that are to run, and why the others are not."""
     check(since=since, until=until)
-    if order not in ("oldest", "newest"):
-        raise InvalidOption(f"order must be oldest or newest, not {order!r}")
-    if not 1 <= cap <= 1_000_000 or not 0 < rate <= 100_000:
-        raise InvalidOption("cap must be from 1 to 1000000, and rate above 0 and at most 100000 a second")
+    check_backfill(cap=cap, rate=rate, order=order)
     job = stored.definition
     until = min(until, stored.present)
     low = max(one for one in (since, job.start_at) if one is not None)

@@ -317,17 +317,24 @@ class Queues(Verbs):
         database = await self._open()
         await database.fetch("queue_number", name)
         async with database.together():
+            before = await database.fetchval("lock_queue", name)
             paused: datetime = await database.fetchval("pause_queue", name)
-            await self._record(database, "queue.pause", subject=name, queue=name, after={"paused_at": paused})
+            await self._note(database, "queue.pause", name, before, paused)
         return paused
 
     async def resume(self, name: str) -> None:
         self._need(name)
         database = await self._open()
         async with database.together():
+            before = await database.fetchval("lock_queue", name)
             if not await database.fetch("resume_queue", name):
                 raise UnknownQueue(f"there is no queue {name!r}")
-            await self._record(database, "queue.resume", subject=name, queue=name, after={"paused_at": None})
+            await self._note(database, "queue.resume", name, before, None)
+
+    async def _note(self, database: Database, action: str, name: str, before: datetime | None, after: datetime | None) -> None:
+        if before != after:
+            about = {"before": {"paused_at": before}, "after": {"paused_at": after}}
+            await self._record(database, action, subject=name, queue=name, **about)
 
     def _need(self, name: str) -> None:
         actor = self._actor

@@ -219,6 +219,10 @@ SELECT id FROM hourhand.queues WHERE name = $1;
 -- name: queue_names
 SELECT id, name FROM hourhand.queues;
 
+-- name: lock_queue
+-- Since when it is paused; nobody else changes that until this transaction ends.
+SELECT paused_at FROM hourhand.queues WHERE name = $1 FOR UPDATE;
+
 -- name: pause_queue
 UPDATE hourhand.queues SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE name = $1
 RETURNING paused_at, pg_notify('hourhand', 'q');

@@ -94,6 +94,7 @@ def _remark(chosen: list[JobView], declared: list[JobView], left: list[JobView])
         remarks.append(f"{counted(chains, 'job')} with a chain: only the names of its tasks are exported, not their arguments")
     hidden = [view.name for view in chosen if mentions(view.payload) or not isinstance(view.payload, Mapping)]
     if hidden:
-        remarks.append(f"what is not shown here is not exported; write it in before you apply the file: {', '.join(hidden)}")
+        names = ", ".join(hidden)
+        remarks.append(f"secrets that are not shown here are not exported ({names}): as they stand, they stay what they are")
     for words in remarks:
         err.print(plain(words, "dim"), soft_wrap=True)

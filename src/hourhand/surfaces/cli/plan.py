@@ -91,7 +91,7 @@ def plan(
 def apply(
     app: AnyApp,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="The same as for plan; or one saved plan.", show_default=False)
+        list[str] | None, typer.Argument(metavar="FILE", help="The same as for plan; or one saved plan.", show_default=False)
     ] = None,
     saved: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE.json", help="A plan that was saved with plan --out.")

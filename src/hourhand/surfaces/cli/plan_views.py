@@ -55,7 +55,7 @@ class PlanPrinter:
         if plan.spared:
             named = ", ".join(plan.spared[:10]) + (", …" if len(plan.spared) > 10 else "")
             self._note(f"{counted(len(plan.spared), 'job')} that no file names would stay: {named}")
-        if any(self._hidden(step) for step in plan.of("change")):
+        if any(self._may_be_the_tasks(step) for step in plan.of("change")):
             self._note(
                 "tasks that are not known here are taken to have no queue, priority or secrets of their own; --app knows them"
             )
@@ -114,7 +114,7 @@ class PlanPrinter:
         listed = list(lines)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
-            self.console.print(Text.assemble(f"    {name:<{width}}  ", value), soft_wrap=True)
+            self.console.print(Text.assemble(plain(f"    {name:<{width}}  "), value), soft_wrap=True)
 
     def _about(self, step: Step) -> Iterator[Line]:
         if step.action == "create":
@@ -153,9 +153,9 @@ class PlanPrinter:
             ]
             before, after = (REDACTED if any(hidden) and value is not _ABSENT else value for value in (old, new))
             if before is _ABSENT:
-                yield path, Text(f"+ {_json(after)}", "green")
+                yield path, plain(f"+ {_json(after)}", "green")
             elif after is _ABSENT:
-                yield path, Text(f"- {_json(before)}", "red")
+                yield path, plain(f"- {_json(before)}", "red")
             else:
                 yield path, _arrow(_json(before), _json(after))
 
@@ -169,9 +169,11 @@ class PlanPrinter:
         return value if isinstance(value, str) else f"{value:g} s" if isinstance(value, float) else str(value)
 
     def _redacted(self, payload: Any, step: Step) -> Any:
-        return redact(payload, step.options.get("secret") or (), self.names)
+        """Without what is a secret, or was one until now."""
+        until_now = [mark for one in step.differences if one.field == "secret" for mark in one.old]
+        return redact(payload, [*(step.options.get("secret") or ()), *until_now], self.names)
 
-    def _hidden(self, step: Step) -> bool:
+    def _may_be_the_tasks(self, step: Step) -> bool:
         """Whether a difference may only be that the task's code is not here."""
         named = any(one.field in _TASKS_OWN for one in step.differences)
         return named and self.registry.find(step.options["task"]) is None

@@ -26,7 +26,10 @@ CRON = (
     "the fields are minute (0-59), hour (0-23), day (1-31), month (1-12 or JAN-DEC), weekday (0-7 or SUN-SAT); "
     "`hourhand next` tries an expression without storing it"
 )
-UNREACHABLE = "Is PostgreSQL running there, and is the address right (--database-url or HOURHAND_DATABASE_URL)? `hourhand doctor` looks closer"
+UNREACHABLE = (
+    "Is PostgreSQL running there, and is the address right (--database-url or HOURHAND_DATABASE_URL)? "
+    "`hourhand doctor` looks closer"
+)
 REFUSED = "PostgreSQL is there; correct the user, the password or the name of the database in the URL, or create what is missing"
 MISSING_APP = (
     "It says where your tasks are: --app jobs:app is the object `app` in jobs.py. `hourhand init` writes a project to begin with."
@@ -52,8 +55,6 @@ async def with_near_names(app: Any, error: HourhandError) -> HourhandError:
             error.args = (f"{error}; did you mean {near}?",)
         elif kind == "queue" and 0 < len(names) <= _FEW:
             error.args = (f"{error}; there are {', '.join(names)}",)
-        else:
-            error.args = (f"{error}; `hourhand {kind}s list` shows what there is",)
     return error
 
 

@@ -20,7 +20,7 @@ from hourhand.surfaces.client.asking import Asking, converted, decoded, in_path,
 from hourhand.surfaces.client.batches import send_batches
 from hourhand.surfaces.client.transport import ROOT, Call
 from hourhand.surfaces.jobs import STATES
-from hourhand.surfaces.past import Backfill
+from hourhand.surfaces.past import Backfill, check_backfill
 from hourhand.surfaces.verbs import check
 from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
 
@@ -138,6 +138,7 @@ class Jobs(Asking):
         twice, it makes each run once; `again` makes them all anew, those that succeeded included. `progress` is called once.
         """
         check(since=since, until=until)
+        check_backfill(cap=cap, rate=rate, order=order)
         body = {
             "since": since, "until": until, "dry_run": dry_run, "cap": cap, "rate": rate, "order": order, "again": again,
         }  # fmt: skip

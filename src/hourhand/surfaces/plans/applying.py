@@ -114,10 +114,13 @@ async def _add(app: Any, step: Step) -> Outcome:
 async def _change(app: Any, step: Step) -> Outcome:
     changes, version, remark = step.changes(), step.version, None
     assert step.job_id is not None
+    assert version is not None
     try:
         if step.state == "paused":
+            # Held before it is changed: what it becomes must not fire.
             await _check_version(app, step)
-            version = (await app.jobs.pause(step.job_id)).version
+            await app.jobs.pause(step.job_id)
+            version += 1
         if changes:
             await app.jobs.update(step.job_id, version=version, **changes)
         elif step.state == "active":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -9,7 +11,7 @@ from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +28,7 @@ LARGEST_BATCH = 64 * 1024 * 1024
 BATCHES = ("/api/v1/jobs/batch", "/api/v1/runs/batch")
 FREE = ("/healthz",)
 """Open to everybody."""
+_PATIENCE = 5.0
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -78,8 +81,8 @@ class Gate:
             await send(message)
 
         try:
-            self._measure(scope)
             actor = await self._whose(scope)
+            await self._measure(scope, receive)
             scope.setdefault("state", {})["actor"] = actor
             token = ACTOR.set(actor)
             try:
@@ -90,6 +93,8 @@ class Gate:
             await problem(denied.status, str(denied), headers=denied.headers)(scope, receive, guarded)
         except HourhandError as error:
             await of_error(error)(scope, receive, guarded)
+        except ClientDisconnect:
+            return
         except Exception:
             if started:
                 raise
@@ -110,9 +115,13 @@ class Gate:
             response = error.response()
         await response(scope, receive, send)
 
-    def _measure(self, scope: Scope) -> None:
-        length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > _limit(scope):
+    async def _measure(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        size = int(length[:20]) if length.isdecimal() else LARGEST_BATCH + 1
+        if size > _limit(scope):
+            if "expect" not in headers and size <= LARGEST_BATCH:
+                await _drain(receive)
             raise Denied(413, _too_large(_limit(scope)))
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
@@ -124,6 +133,7 @@ class Gate:
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
+                await _drain(receive)
                 raise Refused(413, _too_large(_limit(scope)))
             return message
 
@@ -166,6 +176,18 @@ class Gate:
             raise Denied(403, f"without a key the API answers only to localhost, not to {host!r}")
         if scope["method"] not in _SAFE:
             _same_origin(headers)
+
+
+async def _drain(receive: Receive) -> None:
+    """The rest is thrown away, up to a limit: who is answered while he is still sending may never hear the answer."""
+    left = LARGEST_BATCH
+    with contextlib.suppress(asyncio.TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
 
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="hourhand"'}

@@ -9,6 +9,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hourhand.core import errors
 
@@ -102,6 +103,10 @@ def install(app: FastAPI) -> None:
     async def unforeseen(*_: Any) -> Response:
         return fault()
 
+    async def gone(*_: Any) -> Response:
+        return problem(400, "the caller has gone before his request was whole")
+
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, unforeseen)
     app.add_exception_handler(errors.HourhandError, hourhand_error)
     app.add_exception_handler(Refused, refused)

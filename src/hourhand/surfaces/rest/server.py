@@ -20,6 +20,7 @@ from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.application import make_api
 from hourhand.surfaces.rest.events import Hub
 from hourhand.surfaces.rest.keyring import Keyring, check_admin_key, check_exposure, is_loopback
+from hourhand.surfaces.rest.protocol import BoundedProtocol
 
 log = structlog.get_logger("hourhand.api")
 ADMIN_KEY = "HOURHAND_ADMIN_KEY"
@@ -72,8 +73,8 @@ class ApiServer:
         api = make_api(self._app, keyring, self._hub, health=self._health, allowed_hosts=allowed)
         config = uvicorn.Config(
             api, log_config=None, access_log=False, server_header=False, lifespan="on", timeout_keep_alive=30,
-            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 * 1024, backlog=2048,
-            ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key, proxy_headers=False, ws="none",
+            timeout_graceful_shutdown=5, backlog=2048,
+            ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key, proxy_headers=False, ws="none", http=BoundedProtocol,
         )  # fmt: skip
         self._server = _Server(config)
 

@@ -210,7 +210,7 @@ class Top(App[None]):
         self._ask("Run again", lambda run_id: self._verbs.runs.retry(run_id), say)
 
     def _ask(self, verb: str, work: Callable[[str], Awaitable[str]], say: Callable[[str, str], str]) -> None:
-        """The run is the one that was chosen when the key was pressed, wherever the rows move meanwhile; the question names it."""
+        """The question names the run: the one that was chosen when the key was pressed, wherever the rows move meanwhile."""
         one = self._chosen_run()
         if one is None:
             return
