@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import asyncpg
 import pytest
@@ -27,6 +28,24 @@ def missing(what: str) -> None:
     if REQUIRED:
         pytest.fail(f"{what}, and HOURHAND_REQUIRE_SERVICES=1 demands it")
     pytest.skip(what)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `once` are about what lies above the statements: half of them run on each server, by their names."""
+    if os.environ.get("HOURHAND_EVERY_SERVER") == "1":
+        return
+    left_out = [item for item in items if item.get_closest_marker("once") and not _is_turn(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_turn(item: pytest.Item) -> bool:
+    server = getattr(item, "callspec", None) and item.callspec.params.get("url")  # type: ignore[attr-defined]
+    if server is None or not item.get_closest_marker("once"):
+        return True
+    name = item.nodeid.replace(f"[{server}]", "").replace(f"{server}-", "").replace(f"-{server}", "")
+    return server == ("server", "embedded")[crc32(name.encode()) % 2]
 
 
 async def _reachable(url: str) -> bool:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
-from pydantic import AwareDatetime
 
 from hourhand.core.errors import InvalidOption
 from hourhand.surfaces.rest import models
@@ -63,8 +62,8 @@ async def list_audit(
     actor: Annotated[str | None, Query(max_length=200)] = None,
     action: Annotated[str | None, Query(max_length=100, description="`job.update`, or `job` for all about jobs.")] = None,
     subject: Annotated[str | None, Query(max_length=100, description="An id or a name.")] = None,
-    since: AwareDatetime | None = None,
-    until: AwareDatetime | None = None,
+    since: models.Instant | None = None,
+    until: models.Instant | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from hourhand.core.errors import InvalidOption
 from hourhand.surfaces.rest import models
@@ -22,8 +22,8 @@ Task = Annotated[str | None, Query(max_length=100)]
 Queue = Annotated[str | None, Query(max_length=100)]
 Tag = Annotated[str | None, Query(max_length=100)]
 Error = Annotated[str | None, Query(max_length=200, description="The type of the last error.")]
-Since = Annotated[AwareDatetime | None, Query(description="Died since.")]
-Before = Annotated[AwareDatetime | None, Query(description="Died before.")]
+Since = Annotated[models.Instant | None, Query(description="Died since.")]
+Before = Annotated[models.Instant | None, Query(description="Died before.")]
 
 
 @router.get("", operation_id="list_dead", response_model=list[models.Run])

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
-from pydantic import AwareDatetime
 
 from hourhand.core.schedule import parse_schedule
 from hourhand.surfaces.rest import models
@@ -65,7 +64,7 @@ async def preview_schedule(
     request: Request,
     schedule: Annotated[str, Query(min_length=1, max_length=500)],
     timezone: Annotated[str, Query(min_length=1, max_length=100)] = "UTC",
-    after: Annotated[AwareDatetime | None, Query(description="Default: now.")] = None,
+    after: Annotated[models.Instant | None, Query(description="Default: now.")] = None,
     count: Annotated[int, Query(ge=1, le=1_000)] = 5,
     dst: Literal["shift", "skip"] = "shift",
 ) -> Response:

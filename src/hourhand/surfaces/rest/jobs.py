@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
-from pydantic import AwareDatetime
 
 from hourhand.core import ids
 from hourhand.core.account import MOMENT
@@ -220,9 +219,9 @@ async def next_firings(request: Request, job_id: JobId, limit: Limit = 10, curso
 @router.get("/{job_id}/why", operation_id="why", response_model=list[models.Line])
 async def why(
     request: Request, job_id: JobId,
-    at: Annotated[AwareDatetime | None, Query(description="One instant.")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="Default: a day ago.")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Default: now.")] = None,
+    at: Annotated[models.Instant | None, Query(description="One instant.")] = None,
+    since: Annotated[models.Instant | None, Query(description="Default: a day ago.")] = None,
+    until: Annotated[models.Instant | None, Query(description="Default: now.")] = None,
     limit: Limit = 1_000, cursor: Cursor = None,
 ) -> Response:  # fmt: skip
     """The ledger: what became of every expected firing, and why. If there are more than `limit` a page has the latest ones, in
@@ -246,7 +245,7 @@ async def why(
 
 @router.get("/{job_id}/proof", operation_id="prove_job", response_model=models.Proof)
 async def prove_job(
-    request: Request, job_id: JobId, since: Annotated[AwareDatetime, Query()], until: Annotated[AwareDatetime, Query()]
+    request: Request, job_id: JobId, since: Annotated[models.Instant, Query()], until: Annotated[models.Instant, Query()]
 ) -> Response:
     """Whether every firing that was expected in [since, until) has exactly one recorded outcome."""
     found = await app_of(request).jobs.audit(job_id, since, until)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
+
+def _written(value: Any) -> Any:
+    """Text that is a number would be taken for seconds since 1970."""
+    if isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError("write an instant as 2027-01-01T09:00:00Z")
+    return value
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_written)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$", max_length=100)]
 Seconds = Annotated[float, Field(gt=0, lt=10**9)]
 Zero = Annotated[float, Field(ge=0, lt=10**9)]
@@ -78,14 +88,14 @@ class JobChange(Policies):
     )
     payload: dict[str, Any] | None = None
     dst: Literal["shift", "skip"] | None = Field(None, description="A local time that the clock change leaves out.")
-    anchor: AwareDatetime | None = Field(None, description="Where an interval is counted from.")
+    anchor: Instant | None = Field(None, description="Where an interval is counted from.")
     missed_window: Missed | None = None
     max_missed: Annotated[int, Field(ge=1, le=10_000)] | None = None
     misfire_grace_seconds: Zero | None = None
     overlap: Literal["allow", "skip", "queue", "replace"] | None = None
     flexible_window_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
-    start_at: AwareDatetime | None = None
-    end_at: AwareDatetime | None = None
+    start_at: Instant | None = None
+    end_at: Instant | None = None
     max_runs: Whole | None = None
     idempotency_key_template: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
@@ -180,8 +190,8 @@ class Triggered(BaseModel):
 
 
 class BackfillRequest(Given):
-    since: AwareDatetime
-    until: AwareDatetime
+    since: Instant
+    until: Instant
     dry_run: bool = False
     cap: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     rate: Annotated[float, Field(gt=0, le=100_000)] = Field(10.0, description="How many start in a second.")
@@ -200,7 +210,7 @@ class Backfill(BaseModel):
 
 class BackfilledRun(Given):
     run_id: Annotated[str, Field(max_length=30)]
-    scheduled_at: AwareDatetime
+    scheduled_at: Instant
 
 
 class BackfillRuns(Given):
@@ -215,8 +225,8 @@ class BackfillProgress(BaseModel):
 
 
 class Period(Given):
-    since: AwareDatetime
-    until: AwareDatetime
+    since: Instant
+    until: Instant
 
 
 class CalledOff(BaseModel):
@@ -255,9 +265,9 @@ class RunToAdd(Policies):
     task: Name
     payload: dict[str, Any] = Field(default_factory=dict)
     delay_seconds: Zero | None = None
-    at: AwareDatetime | None = None
+    at: Instant | None = None
     expires_seconds: Seconds | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: Instant | None = None
     key: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
         None, description="Unique among the live runs of the task: a second one with the same key is not made."
     )
@@ -332,8 +342,8 @@ class Letters(Given):
     queue: Name | None = None
     tag: Tag | None = None
     error: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(None, description="The type of the last error.")
-    since: AwareDatetime | None = Field(None, description="Died since.")
-    before: AwareDatetime | None = Field(None, description="Died before.")
+    since: Instant | None = Field(None, description="Died since.")
+    before: Instant | None = Field(None, description="Died before.")
     all: bool = False
     limit: Annotated[int, Field(ge=1, le=100_000)] = 10_000
 
@@ -419,7 +429,7 @@ class KeyToMake(Given):
     prefixes: Annotated[list[Name], Field(min_length=1, max_length=100)] | None = Field(
         None, description="Only jobs whose names begin so."
     )
-    expires_at: AwareDatetime | None = None
+    expires_at: Instant | None = None
     expires_seconds: Seconds | None = None
 
 

@@ -15,6 +15,7 @@ from hourhand.surfaces.rest import models
 from hourhand.surfaces.rest.answers import JSON
 from hourhand.surfaces.rest.examples import ANSWERS, PARAMETERS, REQUESTS
 from hourhand.surfaces.rest.problems import CONTENT_TYPE
+from hourhand.surfaces.rest.route import KEY
 
 _ABOUT = """Schedules, runs and the fleet of a Hourhand database. Errors are RFC 9457 problem details. Lists are JSON arrays; the
 `Link` header of a full page names the next one. A job's `ETag` is its version. A change with an `Idempotency-Key` is carried
@@ -33,9 +34,13 @@ _PROBLEMS = {
     "503": "The database cannot be reached",
 }
 _HEADERS = {
-    "once": {"name": "Idempotency-Key", "description": "Carry this out once, however often it is sent.", "maxLength": 200},
-    "if-match": {"name": "If-Match", "description": "The ETag of the version that was seen.", "maxLength": 200},
-    "if-none-match": {"name": "If-None-Match", "description": "The ETag of the version that is known.", "maxLength": 200},
+    "once": {
+        "name": "Idempotency-Key",
+        "description": "Carry this out once, however often it is sent.",
+        "pattern": f"^{KEY.pattern}$",
+    },
+    "if-match": {"name": "If-Match", "description": "The ETag of the version that was seen."},
+    "if-none-match": {"name": "If-None-Match", "description": "The ETag of the version that is known."},
 }
 
 
@@ -112,7 +117,7 @@ def _header(which: str) -> dict[str, Any]:
     about = _HEADERS[which]
     return {
         "name": about["name"], "in": "header", "required": False, "description": about["description"],
-        "schema": {"type": "string", "minLength": 1, "maxLength": about["maxLength"]},
+        "schema": {"type": "string", **({"pattern": about["pattern"]} if "pattern" in about else {})},
     }  # fmt: skip
 
 
@@ -132,6 +137,8 @@ def _responses(path: str, method: str, operation: dict[str, Any], name: str, fre
     codes = ["401", "403", "503"] if not free else []
     if not free:
         codes += ["404", "422"]
+    if name == "why":
+        codes.append("409")
     if method != "get":
         codes += ["400", "409", "412", "413", "415"]
     for code in sorted(codes):

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
 
 from hourhand.core import errors
 
@@ -96,9 +97,12 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return of_validation(list(error.errors()))
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(request.app.openapi()["paths"], request.url.path))
+        return problem(error.status_code, str(error.detail), headers=headers)
 
     async def unforeseen(*_: Any) -> Response:
         return fault()
@@ -112,6 +116,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+
+
+def _methods(paths: dict[str, Any], path: str) -> list[str]:
+    """What can be done at a path: one that is written out goes before one that is a pattern."""
+    found = paths.get(path) or next((one for pattern, one in paths.items() if compile_path(pattern)[0].match(path)), {})
+    return sorted(method.upper() for method in found)
 
 
 def _dashed(name: str) -> str:

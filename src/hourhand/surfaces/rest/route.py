@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,13 +13,14 @@ from fastapi.routing import APIRoute
 
 from hourhand.core.actor import Actor
 from hourhand.core.errors import Forbidden, PayloadUnreadable
-from hourhand.core.options import is_text
 from hourhand.core.sealing import SIGN, Sealer
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.problems import Refused
 
 _MOST_REMEMBERED = 1024 * 1024
 _KEPT = ("content-type", "location", "etag")
+KEY = re.compile(r'"?[!#-~]([ -~]{0,198}[!#-~])?"?')
+"""What an Idempotency-Key may be."""
 _ANSWER = "an answer that is remembered"
 """What a sealed answer is bound to, as a payload is to its task."""
 _SEALED = b"{" + SIGN.encode()
@@ -59,7 +61,7 @@ class Route(APIRoute):
                 return await inner(request)
             if not remembered:
                 raise Refused(422, "this answers with a secret, which is kept nowhere; send it without Idempotency-Key")
-            return await _once(request, key.strip().strip('"'), inner)
+            return await _once(request, key.strip(), inner)
 
         return handle
 
@@ -67,8 +69,9 @@ class Route(APIRoute):
 async def _once(request: Request, key: str, handle: Handler) -> Response:
     """What the request does and what it is answered are written in one transaction, so that there is never the one without
     the other; whoever repeats it while it is under way waits for that. An answer that is an error is not kept."""
-    if not is_text(key, 200):
-        raise Refused(400, "Idempotency-Key must be a text of 1 to 200 characters")
+    if not KEY.fullmatch(key):
+        raise Refused(400, "Idempotency-Key must be a text of 1 to 200 ASCII characters, with or without quotes around it")
+    key = key.strip('"')
     actor = request.state.actor.identity
     body = await request.body()
     asked = [request.method.encode(), request.url.path.encode(), request.url.query.encode(), body]

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
-from pydantic import AwareDatetime
 
 from hourhand.surfaces import wire
 from hourhand.surfaces.rest import models
@@ -32,7 +31,7 @@ async def list_runs(
     queue: Annotated[str | None, Query(max_length=100)] = None,
     tag: Annotated[str | None, Query(max_length=100)] = None,
     key: Annotated[str | None, Query(max_length=500)] = None,
-    since: Annotated[AwareDatetime | None, Query(description="Scheduled since.")] = None,
+    since: Annotated[models.Instant | None, Query(description="Scheduled since.")] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> Response:
