@@ -19,6 +19,8 @@ from hourhand import Hourhand
 from hourhand.storage.embedded import ROOT_HOME, EmbeddedServer
 from hourhand.storage.migrate import migrate
 
+# Processes of pytest-xdist are given one; consoles that are made under it keep its width whatever a test asks for.
+os.environ.pop("COLUMNS", None)
 REQUIRED = os.environ.get("HOURHAND_REQUIRE_SERVICES") == "1"
 SERVER = os.environ.get("HOURHAND_TEST_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 

@@ -186,6 +186,8 @@ async def test_nothing_is_made_or_moved_outside(world: World, served: Served, sq
         ("jobs/batch", [{"name": "mine-1", **HOURLY, "queue": "mine", "then": chains[0]}]),
         ("runs/batch", [{"task": "t", "queue": "mine"}, {"task": "t", "queue": "theirs"}]),
         ("runs/batch", [{"task": "t", "queue": "mine"}, {"task": "t", "queue": "mine", "then": chains[0]}]),
+        ("runs/batch", [{"task": "t", "queue": "theirs"}] * 3),
+        ("runs/batch", [{"task": "t", "queue": "mine", "then": chains[0]}] * 3),
     ]
     before = _still(await _state(sql, served.schema))
     for method, path, body in refused:

@@ -29,6 +29,8 @@ from tests.db.test_cli import Command, Done, environment
 from tests.db.test_cli_jobs import hourhand
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
+
 __all__ = ["hourhand"]
 NOWHERE = "postgresql://me@127.0.0.1:1/db"
 
@@ -152,7 +154,7 @@ async def test_a_database_that_is_not_there_says_what_to_do(hourhand: Command, u
         assert "the database cannot be reached" in away.err
         assert "--database-url or HOURHAND_DATABASE_URL" in away.err
         assert "hourhand doctor" in away.err
-    named = re.sub(r"/postgres(?=$|\?)", "/no_such_database", url)
+    named = re.sub(r"/\w+(?=$|\?)", "/no_such_database", url)
     refused = await hourhand("jobs", "list", HOURHAND_DATABASE_URL=named)
     assert (refused.code, refused.out) == (5, "")
     assert 'database "no_such_database" does not exist' in refused.err

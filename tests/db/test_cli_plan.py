@@ -25,6 +25,8 @@ from tests.db.test_cli_jobs import hourhand, words
 from tests.support.api import ADMIN
 from tests.support.served import near
 
+pytestmark = pytest.mark.once
+
 __all__ = ["hourhand", "near"]
 SHOP = """\
 owner: shop

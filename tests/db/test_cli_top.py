@@ -38,6 +38,8 @@ from tests.db.test_cli_jobs import hourhand
 from tests.support.fleet import until
 from tests.support.servers import OwnServer
 
+pytestmark = pytest.mark.once
+
 __all__ = ["cemetery", "hourhand"]
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NEVER = 3_600.0

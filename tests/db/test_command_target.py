@@ -23,6 +23,8 @@ from tests.db.test_lines import said
 from tests.db.test_worker import working
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
+
 SH = str(shutil.which("sh", path=PATH))
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as somebody else")
 

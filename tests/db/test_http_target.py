@@ -28,6 +28,8 @@ from tests.db.test_worker import working
 from tests.support.endpoints import answering, silent
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
+
 SECRETS = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_c2Vjb25kIHNlY3JldCBvZiB0aGUgdGVzdA=="
 NEVER = "0 0 1 1 *"
 Names = dict[str, list[list[str]]]

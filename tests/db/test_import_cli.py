@@ -20,6 +20,8 @@ from tests.db.test_cli import Command
 from tests.db.test_cli import hourhand as hourhand_process
 from tests.db.test_cli_jobs import hourhand, words
 
+pytestmark = pytest.mark.once
+
 __all__ = ["hourhand", "hourhand_process"]
 CRONTAB = """\
 MAILTO=ops@example.com

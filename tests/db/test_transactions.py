@@ -230,9 +230,9 @@ DJANGO = """
 import sys
 from datetime import UTC, datetime, timedelta
 
-host, port, url, schema = sys.argv[1:]
+host, port, name, url, schema = sys.argv[1:]
 from django.conf import settings
-server = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "HOST": host, "PORT": port}
+server = {"ENGINE": "django.db.backends.postgresql", "NAME": name, "USER": "postgres", "HOST": host, "PORT": port}
 settings.configure(
     DATABASES={"default": server, "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     USE_TZ=True, TIME_ZONE="Asia/Kolkata",
@@ -285,7 +285,7 @@ app.close()
 
 async def test_django_transactions_and_savepoints_carry_runs(url: str, sql: asyncpg.Connection, schema: str) -> None:
     parts = psycopg.conninfo.conninfo_to_dict(url)
-    said = await script(DJANGO, str(parts["host"]), str(parts.get("port", 5432)), url, schema)
+    said = await script(DJANGO, str(parts["host"]), str(parts.get("port", 5432)), str(parts["dbname"]), url, schema)
     assert said == "the Django connection goes to sqlite; Hourhand lives in PostgreSQL\n"
     plain = await sql.fetchrow(f"SELECT * FROM {schema}.ready")
     assert msgspec.json.decode(plain["payload"]) == {"n": 2, "note": "100 %s"}

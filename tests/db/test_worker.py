@@ -461,11 +461,15 @@ async def test_claims_whose_answer_was_lost_are_handed_back(app: Hourhand, sql: 
             f" SELECT $1, 0, now(), 900, 900, now(), {schema}.queue_number('default') * 4 + 1, 0, 0, 'work', '{{}}'",
             worker.node.id,
         )
-        await sql.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hourhand claimer'")
+
+        async def cut() -> bool:
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hourhand claimer'"
+            return bool(await sql.fetch(ended))
 
         async def done() -> bool:
             return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.runs WHERE run_id = 900 AND outcome = 'succeeded'"))
 
+        await until(cut, "a connection of the claimer to cut")
         await until(done, "the stray run")
 
 

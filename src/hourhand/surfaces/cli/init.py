@@ -70,8 +70,8 @@ def _project_name(directory: Path, given: str | None) -> str:
     if given is not None:
         if not _NAME.fullmatch(given):
             raise InvalidOption(
-                f"{given!r} cannot be a project's name: it has 1 to 100 letters, digits, '.', '_' or '-', and begins and ends with "
-                "a letter or digit"
+                f"{given!r} cannot be a project's name: it has 1 to 100 letters, digits, '.', '_' or '-', and begins "
+                "and ends with a letter or digit"
             )
         return given
     # A directory may be called anything.

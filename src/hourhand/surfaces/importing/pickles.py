@@ -8,6 +8,7 @@ looked up. What comes out are plain values, `Name`s and `Made` objects, for the 
 from __future__ import annotations
 
 import pickletools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,13 @@ def read_pickle(data: bytes) -> Any:
     if len(data) > LARGEST:
         raise Unreadable(f"it is larger than {LARGEST // 1024} KiB")
     machine = _Machine()
+    # What is damaged may look like text with strange escapes, which Python only warns of.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _followed(machine, data)
+
+
+def _followed(machine: _Machine, data: bytes) -> Any:
     try:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(data)):
             if count > MOST_INSTRUCTIONS:

@@ -10,10 +10,10 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 
 def _written(value: Any) -> Any:
-    """Text that is a number would be taken for seconds since 1970."""
-    if isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):
-        raise ValueError("write an instant as 2027-01-01T09:00:00Z")
-    return value
+    """Only what is written as an instant: a number, or text that is one, would be taken for seconds since 1970."""
+    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
+        return datetime.fromisoformat(value)
+    raise ValueError("write an instant as 2027-01-01T09:00:00Z")
 
 
 Instant = Annotated[AwareDatetime, BeforeValidator(_written)]

@@ -120,7 +120,9 @@ def install(app: FastAPI) -> None:
 
 def _methods(paths: dict[str, Any], path: str) -> list[str]:
     """What can be done at a path: one that is written out goes before one that is a pattern."""
-    found = paths.get(path) or next((one for pattern, one in paths.items() if compile_path(pattern)[0].match(path)), {})
+    found: dict[str, Any] = paths.get(path) or next(
+        (one for pattern, one in paths.items() if compile_path(pattern)[0].match(path)), {}
+    )
     return sorted(method.upper() for method in found)
 
 
