@@ -1,5 +1,5 @@
 # make up [PORT=8080] [APP=module:name] [DATA=dir]   everything on this machine
-# make test                                          all tests
+# make test [TESTS="tests/db -k cron"]               all tests, or these
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
 # make mutants                                       break each guarantee, see its test fail
@@ -22,8 +22,14 @@ $(STAMP): pyproject.toml
 up: $(STAMP)
 	@exec $(BIN)/hourhand up --port $(PORT) $(if $(APP),--app $(APP)) $(if $(DATA),--data $(DATA))
 
+# Tests wait more than they compute: two processes share them. Those that kill processes have the machine to themselves.
 test: $(STAMP)
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(BIN)/python -m pytest -n 2 tests/unit tests/db
+	$(BIN)/python -m pytest tests/cluster
+endif
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks

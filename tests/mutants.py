@@ -69,11 +69,11 @@ LOST = "tests/db/test_client_lost.py -k"
 CLAIM = "WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token"
 VERIFY = "tests/cluster/chaos.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
-API = "tests/db/test_api.py -k not embedded and"
-SECURITY = "tests/db/test_api_security.py -k not embedded and"
+API = "tests/db/test_api.py -k"
+SECURITY = "tests/db/test_api_security.py -k"
 SCOPES = "tests/db/test_api_scopes.py -k not embedded and"
-AUDIT = "tests/db/test_api_audit.py -k not embedded and"
-LIMITS = "tests/db/test_api_limits.py -k not embedded and"
+AUDIT = "tests/db/test_api_audit.py -k"
+LIMITS = "tests/db/test_api_limits.py -k"
 REST = "src/hourhand/surfaces/rest"
 ACCESS = "src/hourhand/surfaces/access.py"
 
@@ -261,7 +261,7 @@ MUTANTS = [
     Mutant("api: any origin", f"{REST}/gate.py", 'if origin is not None and _site(origin) != headers.get("host", "").lower():', "if False:", f"{SECURITY} page_that_somebody"),
     Mutant("api: any site", f"{REST}/gate.py", 'if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):', "if False:", f"{SECURITY} page_that_somebody"),
     Mutant("api: proxies believed", f"{REST}/gate.py", "or any(_passed_on(name) for name in headers)", "", f"{SECURITY} proxy"),
-    Mutant("api: open although there is a key", f"{REST}/keyring.py", "        return not self._any_key\n", "        return True\n", f"{SECURITY} closed_as_soon"),
+    Mutant("api: open although there is a key", f"{REST}/keyring.py", "bool(await (await self._app._database()).fetchval(\"any_key\"))", "False", f"{SECURITY} closed_as_soon"),
     Mutant("api: open again after the last key", "src/hourhand/storage/sql/access.sql", "SELECT EXISTS (SELECT FROM hourhand.api_keys);", "SELECT EXISTS (SELECT FROM hourhand.api_keys WHERE revoked_at IS NULL);", f"{SECURITY} closed_as_soon",
            also=((f"{REST}/keyring.py", "or self._any_key:\n            return False", ":\n            return False"),)),
     Mutant("api: open to the world", f"{REST}/keyring.py", '    if not any(one.state == "active" for one in keys):', "    if False:", f"{SECURITY} strangers"),

@@ -24,6 +24,7 @@ from tests.support.document import Document, Walker
 from tests.support.fleet import until
 from tests.support.servers import OwnServer
 
+pytestmark = pytest.mark.once
 REPORT = {
     "name": "send-weekly-report", "schedule": "0 9 * * 1", "timezone": "America/New_York", "payload": {"report_type": "weekly"},
     "idempotency_key_template": "report-{{week}}", "max_retries": 3, "retry_backoff": "exponential", "missed_window": "RUN_ONCE",
@@ -334,6 +335,14 @@ async def test_each_kind_of_change_is_made_once(admin: Client) -> None:
     answers = [await admin.post("jobs/kinds/trigger", headers=once) for _ in range(2)]
     assert len({one.ok()["run_id"] for one in answers}) == 1
     assert len((await admin.get("jobs/kinds/runs")).ok()) == 1
+    for method, path, body, status in (
+        ("PATCH", "jobs/kinds", {"priority": "low"}, 200), ("PUT", "jobs/kinds-put", HOURLY, 201), ("DELETE", "jobs/kinds-1", None, 204),
+    ):  # fmt: skip
+        once = {"Idempotency-Key": f'"kinds-{method}"'}
+        first, again = [await admin.call(method, path, json=body, headers=once) for _ in range(2)]
+        assert (first.status, again.status) == (status, status)
+        assert first.body == again.body
+        assert again.headers["Idempotency-Replayed"] == "true"
     once = {"Idempotency-Key": "kinds-runs"}
     answers = [
         await admin.post("runs/batch", data=_ndjson([{"task": "t", "queue": "kinds"}] * 3), headers=once) for _ in range(2)

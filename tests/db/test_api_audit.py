@@ -13,6 +13,7 @@ from tests.db.conftest import Served
 from tests.support.api import Client, bury, settle
 from tests.support.document import Document
 
+pytestmark = pytest.mark.once
 HOURLY = {"schedule": "0 * * * *"}
 PERIOD = {"since": "2021-02-01T00:00:00Z", "until": "2021-02-01T03:00:00Z"}
 NOT_ON_RECORD = {"enqueue", "enqueue_batch", "open_session", "close_session"}

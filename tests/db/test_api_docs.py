@@ -6,8 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.support.api import ADMIN, Answer, Client
 
+pytestmark = pytest.mark.once
 NO_END = "/events"
 REPEATED = 'If-None-Match: "1"'
 

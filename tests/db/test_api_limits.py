@@ -13,6 +13,7 @@ import pytest
 from tests.db.conftest import Served
 from tests.support.api import ADMIN, Answer, Client, raw_exchange
 
+pytestmark = pytest.mark.once
 HOURLY = {"schedule": "0 * * * *"}
 QUICK = 0.05
 """Seconds within which a hostile schedule is refused."""

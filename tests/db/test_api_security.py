@@ -24,6 +24,7 @@ from tests.support.api import ADMIN, ROOT, Answer, ApiProcess, Client, raw_excha
 from tests.support.document import Document
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
 HOURLY = {"schedule": "0 * * * *"}
 FOR_VIEWERS = {

@@ -22,6 +22,8 @@ from hourhand.core import ids
 from hourhand.core.settings import Settings
 from hourhand.surfaces.cli import common, doctor
 
+pytestmark = pytest.mark.once
+
 
 @dataclass(frozen=True)
 class Done:

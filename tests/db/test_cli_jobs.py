@@ -24,6 +24,8 @@ from tests.db.test_firing import gateway
 from tests.db.test_policies import HOUR, T0, Bench, bench
 from tests.db.test_worker import working
 
+pytestmark = pytest.mark.once
+
 __all__ = ["bench", "gateway"]
 SHOP = """
 from hourhand import Hourhand

@@ -13,14 +13,16 @@ from typing import Any
 
 import asyncpg
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from hourhand import Context, Hourhand
 from hourhand.client import AsyncClient
 from hourhand.core import ids
-from hourhand.surfaces.cli.main import COMMANDS, cli
+from hourhand.surfaces.cli.main import cli
 from tests.db.conftest import Served
 from tests.db.test_cli import Cemetery, Done, environment
+from tests.db.test_cli_friendly import leaves
 from tests.db.test_cli_top import cells, opened
 from tests.db.test_worker import working
 from tests.support.api import ADMIN
@@ -38,6 +40,14 @@ owner: files
 jobs:
   filed: {schedule: "0 4 * * *", payload: {password: hush, n: 1}}
   filed-too: {schedule: every 90s, then: [load, tell]}
+"""
+MANIFEST = """
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: cleanup}
+spec:
+  schedule: "7 4 * * *"
+  jobTemplate: {spec: {template: {spec: {containers: [{name: one, image: x, command: [/usr/bin/cleanup]}]}}}}
 """
 VOLATILE = {"oldest_seconds", "at", "lease_until", "used_at"}
 """What is another value a moment later."""
@@ -122,7 +132,17 @@ async def stock(
     file.write_text(FILE)
     crontab = file.with_name("crontab")
     crontab.write_text("5 3 * * * /usr/bin/backup --all\n@reboot /usr/bin/never\n")
-    stock = {"run": talked.id, "ended": ended.id, "dead": letter, "id": job.job_id, "file": str(file), "crontab": str(crontab)}
+    manifest = file.with_name("cronjobs.yaml")
+    manifest.write_text(MANIFEST)
+    stock = {
+        "manifest": str(manifest),
+        "run": talked.id,
+        "ended": ended.id,
+        "dead": letter,
+        "id": job.job_id,
+        "file": str(file),
+        "crontab": str(crontab),
+    }
     return _STOCK.setdefault(served.schema, stock)
 
 
@@ -141,6 +161,7 @@ LOOKS = [
     "nodes list --gone", "shards list", "keys list", "keys list --revoked", "audit --limit 9", "audit weekly --action job --since 2h",
     f"why often --since {SINCE} --until {UNTIL}", f"why often --since {SINCE} --until {UNTIL} --outcome paused", "top --once",
     "plan {file}", "drift {file}", "export --unowned", "import crontab {crontab}",
+    "import kubernetes {manifest}",
 ]  # fmt: skip
 
 
@@ -218,6 +239,27 @@ async def test_a_job_is_added_changed_held_started_and_deleted(far: Command, nea
 
 
 async def test_runs_and_dead_letters_are_acted_upon(far: Command, near: Hourhand, cemetery: Cemetery) -> None:
+    options = (
+        "--queue",
+        "post",
+        "--key",
+        "once",
+        "--tag",
+        "eu",
+        "--delay",
+        "2h",
+        "--timeout",
+        "5m",
+        "--max-attempts",
+        "2",
+        "--json",
+    )
+    made = (await far("runs", "enqueue", "mail", "--payload", '{"to": "you"}', *options)).json
+    run = await near.runs.show(made["run_id"])
+    assert (run.state, run.queue, run.tags, run.payload) == ("delayed", "post", ("eu",), {"to": "you"})
+    assert run.options == {"max_attempts": 2, "timeout": 300.0}
+    assert (await far("runs", "enqueue", "mail", *options)).json == {"run_id": run.run_id, "duplicate": True}
+
     waiting, later = await near.enqueue("mail", {}), await near.enqueue("mail", {}, delay=3600)
     assert (await far("runs", "retry", later.id, "--json")).json == [{"run_id": later.id, "again_as": later.id}]
     done = await far("runs", "cancel", waiting.id, "nonsense", "--reason", "wrong", "--json")
@@ -384,10 +426,14 @@ async def test_no_key_is_shown_in_the_help(far: Command) -> None:
 
 
 def test_no_command_is_forgotten() -> None:
-    """Those that are left out here are about this machine or its database."""
-    walked = {line.split()[0] for line in LOOKS} | {"apply"}
-    own = {"init", "up", "worker", "scheduler", "api", "next", "migrate", "doctor", "verify", "encryption"}
-    assert walked | own >= set(COMMANDS)
+    """Whatever takes --server is called with it somewhere on this page; of the importers, which differ in what they read, some."""
+    page = Path(__file__).read_text()
+    for path, command in leaves(get_command(cli)):
+        if path not in (("import", "celery-beat"), ("import", "apscheduler")) and any(
+            "--server" in parameter.opts for parameter in command.params
+        ):
+            called = ", ".join(f'"{word}"' for word in path)
+            assert f'"{" ".join(path)}' in page or f"far({called}" in page, " ".join(path)
 
 
 async def test_the_screen_of_top(client: AsyncClient, near: Hourhand, stock: dict[str, str]) -> None:

@@ -84,7 +84,7 @@ async def test_a_chain_is_stored_as_the_app_stores_it(client: AsyncClient, near:
     last = Step("third", {"n": 1}, result=None, options={"retry": {"backoff": "fixed", "base": 1.0}, "secret": ["card"]})
     chain = Step("second", queue="billing", delay=2.0, tags=("a",), options={"max_attempts": 2, "then": last.plain()})
     for verbs, name in ((client, "chain-there"), (near, "chain-here")):
-        await verbs.jobs.add(name, **WEEKLY, then=chain, secret=["days"])  # type: ignore[attr-defined]
+        await verbs.jobs.add(name, **WEEKLY, then=chain, secret=["days"])
     there, here = [
         await sql.fetchval(f"SELECT options FROM {near.settings.schema}.jobs WHERE name = $1", name)
         for name in ("chain-there", "chain-here")
@@ -154,7 +154,8 @@ async def test_whoever_gives_up_on_a_backfill_learns_when_its_runs_are_there(
     transaction = sql.transaction()
     await transaction.start()
     await sql.execute(f"LOCK TABLE {schema}.decisions IN SHARE MODE")
-    filling = asyncio.create_task(client.jobs.backfill(*period))
+    told: list[int] = []
+    filling = asyncio.create_task(client.jobs.backfill(*period, progress=lambda one: told.append(len(one.runs))))
     table = f"'{schema}.decisions'::regclass"
     await until(
         lambda: sql.fetchval(f"SELECT EXISTS (SELECT FROM pg_locks WHERE relation = {table} AND NOT granted)"),
@@ -166,6 +167,7 @@ async def test_whoever_gives_up_on_a_backfill_learns_when_its_runs_are_there(
     await transaction.rollback()
     with pytest.raises(asyncio.CancelledError):
         await filling
+    assert told == [3]
     assert await client.jobs.cancel_backfill(*period) == 3
 
 

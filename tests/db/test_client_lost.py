@@ -181,7 +181,7 @@ async def heard(events: AsyncIterator[dict[str, Any]], client: AsyncClient, queu
 async def test_events_are_heard_and_heard_again_after_the_connection_was_lost(
     far: AsyncClient, client: AsyncClient, proxy: Proxy
 ) -> None:
-    async with aclosing(far.events(types=["change"])) as events:  # type: ignore[type-var]
+    async with aclosing(far.events(types=["change"])) as events:
         first = await heard(events, client, "eventful")
         assert (first["type"], first["action"].partition(".")[0], first["subject"]) == ("change", "queue", "eventful")
         proxy.cut()
@@ -208,7 +208,7 @@ def test_events_without_an_event_loop(blocking: Client, served: Served) -> None:
         events = blocking.events()
         assert next(events)["type"] in ("change", "runs")
         assert next(events)["type"]
-        events.close()  # type: ignore[attr-defined]
+        events.close()
     finally:
         enough.set()
         changing.join()

@@ -27,6 +27,8 @@ from tests.support.confidential import ONCE, declare, traces
 from tests.support.fleet import until
 from tests.support.outside import row
 
+pytestmark = pytest.mark.once
+
 __all__ = ["hourhand"]
 K1, K2 = f"k1:{base64.b64encode(b'1' * 32).decode()}", f"k2:{base64.b64encode(b'2' * 32).decode()}"
 BOTH = f"{K2},{K1}"

@@ -20,6 +20,8 @@ from tests.support.confidential import ONCE, declare, traces
 from tests.support.fleet import until
 from tests.support.outside import row
 
+pytestmark = pytest.mark.once
+
 __all__ = ["hourhand"]
 NUMBER, PASSWORD = "4111222233334444", "correct horse battery"
 GIVEN: dict[str, Any] = {"card": {"number": NUMBER, "name": "A. Person"}, "password": PASSWORD}

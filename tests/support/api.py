@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import io
 import json
 import os
@@ -52,6 +53,7 @@ class ApiProcess:
             )  # fmt: skip
         self.process = Process(process, log)
         self._shown = 0
+        atexit.register(self.kill)  # a test that fails may leave it behind
 
     @property
     def base(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import datetime
 from typing import Any, assert_type
 
@@ -51,7 +51,7 @@ def waited_for(client: Client, now: datetime) -> None:
     assert_type(client.jobs.resume("weekly", missed="SKIP"), Resumed)
     assert_type(client.jobs.trigger("weekly", payload={}, force=True), Triggered)
     assert_type(client.jobs.backfill("weekly", now, now, dry_run=True), Backfill)
-    assert_type(client.jobs.follow(client.jobs.backfill("weekly", now, now)), Iterator[Backfill])
+    assert_type(client.jobs.follow(client.jobs.backfill("weekly", now, now)), Generator[Backfill, None, None])
     assert_type(client.jobs.cancel_backfill("weekly", now, now), int)
     assert_type(client.jobs.why("weekly", at=now), list[Line])
     assert_type(client.jobs.audit("weekly", now, now), Audit)
@@ -81,7 +81,7 @@ def waited_for(client: Client, now: datetime) -> None:
     assert_type(handle.wait(5), RunView)
     assert_type(client.enqueue_many("mail", [{"to": "you"}], queue="post"), EnqueuedRuns)
     assert_type(client.preview("0 9 * * 1", count=3), Preview)
-    assert_type(client.events(types=["change"]), Iterator[dict[str, Any]])
+    assert_type(client.events(types=["change"]), Generator[dict[str, Any], None, None])
     assert_type(client.whoami(), Actor)
     assert_type(client.health(), dict[str, Any])
 

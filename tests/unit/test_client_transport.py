@@ -200,7 +200,7 @@ async def test_a_certificate_must_be_trusted(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(ConfigurationError, match="cannot be trusted"):
                 await stranger.health()
         for options in ({"ca": tmp_path / "ca.pem"}, {"verify": False}):
-            async with AsyncClient(url, **options) as client:  # type: ignore[arg-type]
+            async with AsyncClient(url, **options) as client:
                 assert await client.health() == {"fine": True}
         monkeypatch.setenv("HOURHAND_CA", str(tmp_path / "ca.pem"))
         async with AsyncClient(url) as client:

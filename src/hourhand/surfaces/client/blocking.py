@@ -9,7 +9,7 @@ import atexit
 import ctypes
 import functools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -69,9 +69,9 @@ def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> Cal
 
 def blocking_iterator(
     method: Callable[Concatenate[A, P], AsyncIterator[R]],
-) -> Callable[Concatenate[Blocking[A], P], Iterator[R]]:
+) -> Callable[Concatenate[Blocking[A], P], Generator[R, None, None]]:
     @functools.wraps(method)
-    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
         items = method(self._verbs, *args, **kwargs)
         try:
             while (one := self._waiter.wait(_next(items))) is not _END:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ LONGEST_PAUSE = 10.0
 GAP = {"type": "gap", "meaning": "the connection was lost; what happened meanwhile is not told"}
 
 
-async def follow(transport: Transport, types: list[str] | None) -> AsyncIterator[dict[str, Any]]:
+async def follow(transport: Transport, types: list[str] | None) -> AsyncGenerator[dict[str, Any], None]:
     call = Call("GET", f"{ROOT}/events", {"type": types})
     patience = Patience(cap=LONGEST_PAUSE)
     connected = False

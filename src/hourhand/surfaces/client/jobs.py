@@ -26,7 +26,7 @@ from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView,
 
 FOLLOWED = 5_000
 """Runs of a backfill that are asked about at once."""
-REMEMBERED = 10_000
+REMEMBERED = 5_000
 """A backfill of more than so many may be answered with more than a server remembers."""
 JobViews = list[JobView]
 RunViews = list[RunView]
@@ -149,6 +149,8 @@ class Jobs(Asking):
         except asyncio.CancelledError:
             # The server makes the runs whether or not anybody waits: who wants to call them off must know that they are there.
             await asyncio.wait([asking])
+            if asking.exception() is None and progress is not None and not dry_run:
+                progress(wire.backfill_from_wire(asking.result()))
             raise
         filled = wire.backfill_from_wire(answer)
         if progress is not None and not dry_run:

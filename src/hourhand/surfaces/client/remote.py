@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -110,7 +110,7 @@ class AsyncClient(Asking):
         query = {"schedule": schedule, "timezone": timezone, "after": after, "count": count, "dst": dst}
         return await self._get_as(Preview, "/schedule/preview", **query)
 
-    def events(self, types: Iterable[str] | None = None) -> AsyncIterator[dict[str, Any]]:
+    def events(self, types: Iterable[str] | None = None) -> AsyncGenerator[dict[str, Any], None]:
         """What happens, as it happens: `change`, `runs`; only these types, if some are named.
 
         It has no end. When the connection is lost it is made anew, and `gap` says that some events may have been missed: events
