@@ -27,7 +27,7 @@ test: $(STAMP)
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	$(BIN)/python -m pytest -n 2 tests/unit tests/db
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/db
 	$(BIN)/python -m pytest tests/cluster
 endif
 

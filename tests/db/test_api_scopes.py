@@ -16,6 +16,8 @@ from tests.db.conftest import Served
 from tests.db.test_worker import working
 from tests.support.api import Client, bury
 
+pytestmark = pytest.mark.once
+
 HOURLY = {"schedule": "0 * * * *"}
 PERIOD = {"since": "2021-02-01T00:00:00Z", "until": "2021-02-01T03:00:00Z"}
 

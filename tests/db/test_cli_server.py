@@ -30,6 +30,8 @@ from tests.support.fleet import until
 from tests.support.served import client, near
 from tests.support.servers import free_port
 
+pytestmark = pytest.mark.once
+
 __all__ = ["client", "near"]
 Command = Callable[..., Awaitable[Done]]
 NOWHERE = {"HOURHAND_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "HOURHAND_SCHEMA": "none"}

@@ -39,6 +39,8 @@ from tests.db.test_worker import working
 from tests.support.fleet import until
 from tests.support.served import blocking, client, near
 
+pytestmark = pytest.mark.once
+
 __all__ = ["blocking", "client", "near"]
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)

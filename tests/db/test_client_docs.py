@@ -17,6 +17,8 @@ from tests.support.api import ADMIN
 from tests.support.fleet import PROJECT
 from tests.support.served import client
 
+pytestmark = pytest.mark.once
+
 __all__ = ["client"]
 PAGE = (PROJECT / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -23,6 +23,8 @@ from tests.support.fleet import PROJECT
 from tests.support.served import Proxy, between, blocking, client, near
 from tests.support.servers import free_port
 
+pytestmark = pytest.mark.once
+
 __all__ = ["blocking", "client", "near"]
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)

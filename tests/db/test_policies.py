@@ -401,7 +401,9 @@ async def test_a_firing_under_way_when_its_job_leaves_is_not_repeated(
 
     async def waits() -> bool:
         return bool(
-            await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%put_job%'")
+            await sql.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%put_job%'"
+            )
         )
 
     await until(waits, "the change to wait for the firing")

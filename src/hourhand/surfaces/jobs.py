@@ -154,9 +154,7 @@ class Jobs(Verbs):
         view: JobView = run_now(self._update(self._sync_door(connection), name, changes, True))
         return view
 
-    async def _update(
-        self, door: Door, name: str, changes: dict[str, Any], foreign: bool, version: int | None = None
-    ) -> JobView:
+    async def _update(self, door: Door, name: str, changes: dict[str, Any], foreign: bool, version: int | None = None) -> JobView:
         for _ in range(10):
             stored = await self._find(door, name)
             _check_version(stored, version)

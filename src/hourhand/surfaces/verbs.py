@@ -146,7 +146,9 @@ class Runs(Verbs):
         async with database.together():
             run = await self.show(run_id)
             again = await self._retry(database, run)
-            await self._record(database, "run.retry", subject=run.run_id, queue=run.queue, after={"again_as": again, "task": run.task})
+            await self._record(
+                database, "run.retry", subject=run.run_id, queue=run.queue, after={"again_as": again, "task": run.task}
+            )
         return again
 
     async def _retry(self, database: Database, run: RunView) -> str:
