@@ -22,12 +22,12 @@ $(STAMP): pyproject.toml
 up: $(STAMP)
 	@exec $(BIN)/hourhand up --port $(PORT) $(if $(APP),--app $(APP)) $(if $(DATA),--data $(DATA))
 
-# Tests wait more than they compute: two processes share them. Those that kill processes have the machine to themselves.
+# Tests wait more than they compute: three processes share them. Those that kill processes have the machine to themselves.
 test: $(STAMP)
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/db
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/db
 	$(BIN)/python -m pytest tests/cluster
 endif
 

@@ -553,8 +553,9 @@ async def test_without_its_database_it_says_so_and_comes_back(tmp_path: Path) ->
             ):
                 assert answer.status == 503
                 assert answer.headers["Retry-After"] == "1"
-                assert "cannot be reached" in answer.problem["detail"]
-                assert str(tmp_path) not in answer.body.decode(), "where it is concerns nobody"
+                assert answer.problem["detail"] == "The database cannot be reached at the moment; try again", (
+                    "and not where it is"
+                )
             assert (await client.get("/readyz")).ok(503) == {"status": "unavailable"}
             server.again()
 
