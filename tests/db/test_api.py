@@ -536,8 +536,9 @@ async def test_without_its_database_it_says_so_and_comes_back(tmp_path: Path) ->
         await migrate(connection, "hourhand")
         await connection.close()
         api = await ApiProcess(url, "hourhand", tmp_path).started()
-        async with Client(api.base, ADMIN) as client:
+        async with Client(api.base, ADMIN) as client, client.events() as heard:
             (await client.put("jobs/kept", HOURLY)).ok(201)
+            await heard.until(lambda one: one.get("name") == "kept")
             server.halt("immediate")
 
             async def noticed() -> bool:
@@ -564,9 +565,10 @@ async def test_without_its_database_it_says_so_and_comes_back(tmp_path: Path) ->
 
             await until(back, "the server to find its database again")
             assert (await client.get("jobs/kept")).ok()["name"] == "kept"
-            async with client.events() as heard:
-                (await client.post("jobs/kept/pause")).ok()
-                assert (await heard.until(lambda one: one["type"] == "change"))["name"] == "kept"
+            await heard.until(lambda one: one["type"] == "gap")
+            (await client.post("jobs/kept/pause")).ok()
+            assert (await heard.until(lambda one: one["type"] == "change"))["action"] == "job.pause"
+            assert [one["type"] for one in heard.heard] == ["change", "gap", "change"], "told once, when it hears again"
         assert "Traceback" not in api.news()
     finally:
         if api is not None:

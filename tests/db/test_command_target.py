@@ -191,10 +191,18 @@ async def test_programs_that_are_not_listed(app: Hourhand, tmp_path: Path) -> No
 
 async def test_a_worker_that_was_not_told_otherwise_starts_nothing(url: str, schema: str) -> None:
     app = Hourhand(url, schema=schema, lease=3.0, grace=0.5, poll=1.0)
-    async with app, working(app):
-        run = await run_once(app, {"argv": ["true"]}, max_attempts=3)
-    assert (run.state, run.attempt) == ("dead", 1)
-    assert "this worker starts no programs: HOURHAND_ALLOW_COMMANDS" in run.errors[0]["message"]
+    async with app:
+        run = await app.enqueue("command", {"argv": ["true"]})
+
+        async def parked() -> bool:
+            return (await run.show()).state == "parked"
+
+        async with working(app):
+            await until(parked, "the run to be left to others")
+        assert "HOURHAND_ALLOW_COMMANDS" in str((await run.show()).reason)
+        other = Hourhand(url, schema=schema, lease=3.0, grace=0.5, poll=1.0, allow_commands="true")
+        async with other, working(other):
+            assert (await run.wait(30)).state == "succeeded"
 
 
 def test_a_listed_link_is_called_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from hourhand import Hourhand, Retry
+from hourhand.core.chain import Step
 from hourhand.core.errors import InvalidOption, InvalidPayload
 from hourhand.core.redaction import REDACTED
 from hourhand.core.token import execution_token
@@ -285,6 +286,11 @@ async def test_what_must_not_be_called_is_refused_when_it_is_asked_for(strict: H
         await strict.jobs.add("a", task="http", schedule=NEVER, payload={"url": target})
     with pytest.raises(InvalidOption, match="job number 1"):
         await strict.jobs.add_many([{"name": "a", "task": "http", "schedule": NEVER, "payload": {"url": target}}])
+    step = Step("http", {"url": target}, None)
+    with pytest.raises(InvalidPayload):
+        await strict.enqueue("first", {}, then=step)
+    with pytest.raises(InvalidPayload):
+        await strict.jobs.add("a", task="first", schedule=NEVER, then=step)
     assert await strict.jobs.list() == []
 
 
@@ -481,6 +487,27 @@ async def test_one_slow_host_does_not_use_up_the_sockets(app: Hourhand) -> None:
         await until(lambda: _is(slow.open == http.PER_HOST), "as many connections as one host may have", 30)
         assert (await (await app.enqueue("http", {"url": fast.url()})).result(30))["status"] == 200
         assert slow.taken == http.PER_HOST
+
+
+async def test_waiting_for_its_turn_at_a_host_is_no_time_of_the_call(app: Hourhand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PER_HOST", 1)
+    asked: list[str] = []
+    over = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.path == "/hangs":
+            await over.wait()
+        return web.Response(text="fine")
+
+    async with answering(respond) as endpoint, working(app):
+        first = await app.enqueue("http", {"url": endpoint.url("/hangs"), "timeout": 1.0}, max_attempts=1)
+        await until(lambda: _is(asked == ["/hangs"]), "the first call")
+        # It begins to wait before the first one gives up, and has no more time than that for itself.
+        second = await app.enqueue("http", {"url": endpoint.url("/next"), "timeout": 0.9}, max_attempts=1)
+        assert (await first.wait(30)).state == "dead"
+        assert (await second.wait(30)).state == "succeeded"
+        over.set()
 
 
 async def test_cancelling_the_run_closes_its_connection(app: Hourhand) -> None:

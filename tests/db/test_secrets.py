@@ -173,15 +173,39 @@ async def test_a_job_keeps_what_its_editor_did_not_see(app: Hourhand, sql: async
     assert updated.payload == {"card": {"number": NUMBER, "name": "B. Person"}, "password": PASSWORD}
     again = await app.jobs.add("charge", task="tell", schedule="0 0 1 1 *", payload=new, replace=True)
     assert (again.outcome, again.payload) == ("unchanged", updated.payload)
-    run_id = (await app.jobs.trigger("charge", payload={**new, "card": {"number": REDACTED}})).run_id
-    assert run_id is not None
-    assert (await app.runs.show(run_id)).payload == {"card": {"number": NUMBER}, "password": PASSWORD}
+    with pytest.raises(InvalidPayload, match="give the value"):
+        await app.jobs.trigger("charge", payload={**new, "card": {"number": REDACTED}})
     with pytest.raises(InvalidPayload, match="nothing is hidden there"):
         await app.jobs.add("other", task="tell", schedule="0 0 1 1 *", payload=new)
-    assert await traces(sql, schema, PASSWORD) == {"jobs.payload", "ready.payload"}
+    assert await traces(sql, schema, PASSWORD) == {"jobs.payload"}
     await app.jobs.update("charge", payload={"card": {"number": "5500000000000004"}, "password": PASSWORD})
     (change, *_) = await app.audit.list(action="job.update")
     assert change.after["payload"] == {"card": {"number": REDACTED}, "password": REDACTED}
+
+
+@pytest.mark.parametrize(
+    ("task", "here", "there"),
+    [
+        ("http", {"url": "https://192.0.2.1/a"}, {"url": "https://192.0.2.1:444/a"}),
+        ("command", {"argv": ["curl", "a"]}, {"argv": ["curl", "b"]}),
+    ],
+)
+async def test_a_secret_does_not_go_elsewhere_by_an_edit(
+    app: Hourhand, task: str, here: dict[str, Any], there: dict[str, Any]
+) -> None:
+    app.registry.targets = {}  # where it leads is not the question here
+    hidden = {"headers": {"Authorization": "Bearer of news"}}
+    await app.jobs.add("call", task=task, schedule="0 0 1 1 *", payload={**here, **hidden})
+    shown = {"headers": {"Authorization": REDACTED}}
+    kept = await app.jobs.update("call", payload={**here, **shown, "timeout": 5})
+    assert kept.payload == {**here, **hidden, "timeout": 5}
+    for change in (
+        app.jobs.update("call", payload={**there, **shown}),
+        app.jobs.add("call", task=task, schedule="0 0 1 1 *", payload={**there, **shown}, replace=True),
+    ):
+        with pytest.raises(InvalidPayload, match="elsewhere"):
+            await change
+    assert (await app.jobs.show("call")).payload == kept.payload
 
 
 # Commands

@@ -10,7 +10,7 @@ import pytest
 
 from hourhand import Hourhand
 from hourhand.core.actor import ACTOR, Actor
-from hourhand.core.errors import Forbidden, PreconditionFailed, StatementRefused, UnknownJob, UnknownRun
+from hourhand.core.errors import Forbidden, InvalidOption, PreconditionFailed, StatementRefused, UnknownJob, UnknownRun
 
 
 async def test_a_change_and_its_record_are_one_transaction(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
@@ -107,6 +107,44 @@ async def test_a_limited_actor_sees_and_touches_his_part(app: Hourhand) -> None:
     assert [(one.actor, one.action, one.name) for one in await app.audit.list(limit=1)] == [
         ("limited", "job.pause", "billing.daily")
     ]
+
+
+async def test_each_job_of_a_bulk_is_on_record(app: Hourhand) -> None:
+    await app.jobs.add("old", schedule="0 9 * * *")
+    await app.jobs.add("same", schedule="0 9 * * *")
+    many = [{"name": name, "schedule": "0 10 * * *"} for name in ("old", "new")]
+    await app.jobs.add_many([*many, {"name": "same", "schedule": "0 9 * * *"}], replace=True)
+    (update,) = await app.audit.list(subject="old", action="job.update")
+    assert (update.before["schedule"], update.after["schedule"]) == ("0 9 * * *", "0 10 * * *")
+    (added,) = await app.audit.list(subject="new")
+    assert (added.action, added.before, added.after["schedule"], added.queue) == ("job.add", None, "0 10 * * *", "default")
+    assert [one.action for one in await app.audit.list(subject="same")] == ["job.add"]
+    await app.jobs.add_many({"name": f"many-{number}", "schedule": "0 9 * * *"} for number in range(3))
+    (bulk,) = await app.audit.list(action="jobs.add")
+    assert bulk.after == {"added": 3, "replaced": 0, "unchanged": 0}
+
+
+async def test_a_name_that_looks_like_an_id_is_refused_and_an_id_is_one(
+    app: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    first = await app.jobs.add("first", schedule="0 9 * * *")
+    with pytest.raises(InvalidOption, match="looks like a job's id"):
+        await app.jobs.add(first.job_id, schedule="0 9 * * *")
+    # One that was there before such names were refused.
+    await app.jobs.add("second", schedule="0 9 * * *")
+    await sql.execute(f"UPDATE {schema}.jobs SET name = $1 WHERE name = 'second'", first.job_id)
+    assert (await app.jobs.show(first.job_id)).name == "first"
+
+
+async def test_what_is_said_about_keys_is_for_admins(app: Hourhand) -> None:
+    await app.keys.create("ops", role="admin")
+    await app.jobs.add("job", schedule="0 9 * * *")
+    token = ACTOR.set(Actor("viewer", "api", "viewer"))
+    try:
+        assert [one.action for one in await app.audit.list()] == ["job.add"]
+    finally:
+        ACTOR.reset(token)
+    assert [one.action for one in await app.audit.list()] == ["job.add", "key.create"]
 
 
 async def test_the_log_can_only_be_added_to(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hourhand.core import ids
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.options import EnqueueOptions, merge
@@ -125,6 +126,8 @@ def define_job(
 
 def _define(name: str, given: JobOptions, now: datetime, registry: Registry, declared_by: str | None) -> JobDefinition:
     check_name("job", name)
+    if ids.parse_job_id(name) is not None:
+        raise InvalidOption(f"{name!r} cannot be the name of a job: it looks like a job's id; choose another")
     task = check_name("task", name if given.task is None else getattr(given.task, "name", given.task))
     if given.schedule is None:
         raise InvalidOption(f"job {name!r} needs a schedule: a cron expression, 'every 90s', 'in 10m', or an instant")
@@ -141,6 +144,7 @@ def _define(name: str, given: JobOptions, now: datetime, registry: Registry, dec
     special = _given(given)
     bare = EnqueueOptions(secret=definition.secret) if definition and definition.secret else _NOTHING
     kept = merge(bare, special, registry.marks_of) if special else bare
+    registry.check_steps(kept.kept())
     payload = {} if given.payload is None else given.payload
     text = definition.codec.encode(payload) if definition else encode_untyped(task, payload)
     relative = schedule.kind == "once" and not given.schedule.strip()[:1].isdigit()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, urlsplit
 
 import msgspec
 
@@ -65,6 +65,24 @@ def restore(edited: Any, original: Any, marks: Sequence[str] = (), names: Sequen
     if not mentions(edited):
         return edited
     return _restored(edited, original, redact(original, marks, names), "")
+
+
+def check_destination(task: str, original: Any, restored: Any) -> None:
+    """A secret goes where it went before: whoever sends an HTTP job or a command elsewhere has to know it himself."""
+    if not isinstance(original, Mapping) or not isinstance(restored, Mapping):
+        return
+    places = {"http": lambda payload: _site(payload.get("url")), "command": lambda payload: payload.get("argv")}
+    place = places.get(task)
+    if place is not None and place(original) != place(restored):
+        raise InvalidPayload(f"this sends the run elsewhere: give the secret values again in place of {REDACTED}")
+
+
+def _site(url: Any) -> Any:
+    try:
+        parts = urlsplit(str(url))
+        return parts.scheme.lower(), parts.hostname, parts.port
+    except ValueError:
+        return url
 
 
 def mentions(value: Any) -> bool:

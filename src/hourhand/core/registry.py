@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hourhand.core.context import Context
-from hourhand.core.errors import ConfigurationError
+from hourhand.core.errors import ConfigurationError, InvalidPayload
 from hourhand.core.task import TaskDefinition
 
 Hook = Callable[..., Any]
@@ -30,8 +30,21 @@ class Registry:
     def find(self, name: str) -> TaskDefinition | None:
         return self.tasks.get(name) or self.targets.get(name)
 
+    def check_steps(self, options: dict[str, Any] | None) -> None:
+        """Of a chain: steps that call a URL or a program are checked before anything is stored, like those that start with it."""
+        while options and "then" in options:
+            step = options["then"]
+            if step["task"] in self.targets and step["task"] not in self.tasks:
+                if step.get("result"):
+                    raise InvalidPayload(
+                        f"a step of task {step['task']!r} takes no result of the step before it: say result=None"
+                    )
+                self.targets[step["task"]].codec.encode(step.get("payload") or {})
+            options = step.get("options")
+
     def everything(self) -> dict[str, TaskDefinition]:
-        return {**self.targets, **self.tasks}
+        offered = {name: one for name, one in self.targets.items() if one.offered is None or one.offered()}
+        return {**offered, **self.tasks}
 
     def marks_of(self, name: str) -> tuple[str, ...]:
         """The secret fields that a task declares; none where the task is not known."""

@@ -71,7 +71,8 @@ class Settings:
         "", "HOURHAND_ALLOW_COMMANDS", "programs that command jobs may start, separated by commas; none by default"
     )
     secret_fields: str = _setting(
-        "password,secret,api_key,authorization",
+        "password,passwd,secret,token,api_key,authorization,cookie,access_token,refresh_token,auth_token,client_secret,"
+        "private_key,db_password,x_api_key,x_auth_token,proxy_authorization,set_cookie",
         "HOURHAND_SECRET_FIELDS",
         "names of payload fields that are never shown, at any depth, separated by commas",
     )

@@ -68,6 +68,8 @@ class TaskDefinition:
     delivery: str = DELIVERIES[0]
     max_memory: int | None = None
     """Bytes of address space for the child process."""
+    offered: Callable[[], bool] | None = None
+    """Whether this process has what it takes to run it; where it has not, its runs are left to others."""
     light: bool = False
     """It only ever waits for others: its runs take no slot of the worker."""
     vet: Callable[[dict[str, Any]], Awaitable[None]] | None = None

@@ -218,6 +218,8 @@ class Hourhand:
             raise InvalidOption(str(error)) from None
         known = self.registry.find(task)
         merged = merge(EnqueueOptions(secret=known.secret if known else ()), options, self.registry.marks_of)
+        if merged.then is not None:
+            self.registry.check_steps(merged.kept())
         queue = merged.queue or (known.queue if known else "default")
         priority = merged.priority or (known.priority if known else "normal")
         if (actor := ACTOR.get()).scoped:

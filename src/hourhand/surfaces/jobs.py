@@ -20,12 +20,12 @@ from hourhand.core import ids
 from hourhand.core.account import MOMENT, UNEXPLAINED, Account, Line
 from hourhand.core.actor import ACTOR
 from hourhand.core.chain import need_steps
-from hourhand.core.errors import Forbidden, InvalidOption, NotPossible, PreconditionFailed, UnknownJob
+from hourhand.core.errors import Forbidden, InvalidOption, InvalidPayload, NotPossible, PreconditionFailed, UnknownJob
 from hourhand.core.fairness import lane_of
 from hourhand.core.job import MISSED, JobDefinition, JobOptions, define_job, job_options
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
-from hourhand.core.redaction import marks_in, mentions, restore
+from hourhand.core.redaction import REDACTED, check_destination, marks_in, mentions, redact, restore
 from hourhand.storage import foreign, statements
 from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
@@ -41,7 +41,7 @@ from hourhand.storage.jobs import (
     run_now,
     sees_commits,
 )
-from hourhand.surfaces.auditing import changing, described, differences, record
+from hourhand.surfaces.auditing import changing, described, differences, payload_for_record, record, record_many
 from hourhand.surfaces.past import Backfill, gather_facts, not_expected, plan_backfill
 from hourhand.surfaces.stored import StoredJob, changed
 from hourhand.surfaces.verbs import Verbs, check
@@ -56,6 +56,8 @@ MOST_LINES = 100_000
 MOST_PROVEN = 200_000
 """More than the firings of 90 days, one each minute."""
 BACKFILL_CHUNK = 500
+EACH_RECORDED = 20_000
+"""Jobs of one `add_many` up to which the audit log has an entry for each."""
 VETTED_AT_ONCE = 200
 JobViews = list[JobView]
 RunViews = list[RunView]
@@ -217,17 +219,48 @@ class Jobs(Verbs):
                 asyncio.run_coroutine_threadsafe(self._permit_many(database, numbered), loop).result()
             return [job for _, job in numbered]
 
+        named = [str(one.get("name")) for one in jobs] if isinstance(jobs, list) and len(jobs) <= EACH_RECORDED else None
+
         async def work(own: asyncpg.Connection) -> dict[str, int]:
             async with own.transaction():
+                before = await self._views(own, named) if named is not None and replace else {}
                 counts = await BulkJobs(database, own, gateway.queue_number, now, own=connection is None).put(
                     iter(jobs), define, replace, tell
                 )
                 if counts["added"] or counts["replaced"]:
-                    await record(CallersDoor(own, database.sql), self._app.name, "jobs.add", after=counts)
+                    await self._note_many(own, named, before, counts)
                 return counts
 
         counts = await (work(connection) if connection is not None else database.using(work))
         return BulkAdded(**counts)
+
+    async def _views(self, own: asyncpg.Connection, names: list[str]) -> dict[str, JobView]:
+        rows = await own.fetch((await self._app._database()).sql["find_jobs"], names)
+        sealer = self._app._sealer
+        return await asyncio.to_thread(lambda: {one.name: one for one in (StoredJob.of(row[0], sealer).view() for row in rows)})
+
+    async def _note_many(
+        self, own: asyncpg.Connection, named: list[str] | None, before: dict[str, JobView], counts: dict[str, int]
+    ) -> None:
+        """Each of them, if they came as a list that is not too long; of a stream of a million, how many."""
+        door = CallersDoor(own, (await self._app._database()).sql)
+        if named is None:
+            await record(door, self._app.name, "jobs.add", after=counts)
+            return
+        after, names, sealer = await self._views(own, named), self._app.settings.secret_names, self._app._sealer
+
+        def entries() -> list[dict[str, Any]]:
+            found = []
+            for job in after.values():
+                was, now = before.get(job.name), described(job, names, sealer)
+                old, new = (None, now) if was is None else differences(described(was, names, sealer), now)
+                if was is None or was.version != job.version:
+                    action = "job.add" if was is None else "job.update"
+                    about = {"subject": job.job_id, "name": job.name, "queue": job.queue}
+                    found.append({"action": action, **about, "before": old, "after": new})
+            return found
+
+        await record_many(door, self._app.name, await asyncio.to_thread(entries))
 
     def _numbered(self, place: int, given: Mapping[str, Any], now: datetime) -> JobDefinition:
         try:
@@ -334,13 +367,19 @@ class Jobs(Verbs):
         text = None
         if payload is not None:
             task = self._app.registry.find(stored.definition.task)
-            payload = self._restored(stored, {"payload": payload})["payload"]
+            if mentions(payload):
+                # Whoever may start a job may say with what, and must not be able to send its secrets somewhere with that.
+                raise InvalidPayload(f"a run that is triggered gets this payload as it is: give the value in place of {REDACTED}")
             text = task.codec.encode(payload) if task else encode_untyped(stored.definition.task, payload)
             text = self._app._sealer.seal(text, stored.definition.task)
         async with changing(door):
             run, outcome = tuple(await door.row("trigger_job", stored.number, text, force))[:2]
             done = Triggered(None if run is None else ids.run_id(run), outcome)
-            await self._act(door, "job.trigger", stored, {"run_id": done.run_id, "outcome": outcome, "force": force})
+            about = {"run_id": done.run_id, "outcome": outcome, "force": force}
+            if payload is not None:
+                marks, names = marks_in(stored.definition.options), self._app.settings.secret_names
+                about["payload"] = payload_for_record(redact(payload, marks, names), self._app._sealer)
+            await self._act(door, "job.trigger", stored, about)
         return done
 
     async def _act(self, door: Door, action: str, stored: StoredJob, after: dict[str, Any]) -> None:
@@ -492,6 +531,7 @@ class Jobs(Verbs):
         if hides:
             every, original = (*marks, *self._app.registry.marks_of(job.task)), msgspec.json.decode(job.payload)
             made["payload"] = restore(made["payload"], original, every, self._app.settings.secret_names)
+            check_destination(made.get("task") or job.task, original, made["payload"])
         return made
 
     async def _unredacted(self, door: Door, name: str, given: JobOptions) -> JobOptions:

@@ -12,7 +12,7 @@ from hourhand.core import ids
 from hourhand.core.actor import ACTOR, Actor
 from hourhand.core.errors import InvalidOption, NotPossible, UnknownQueue, UnknownRun
 from hourhand.core.payload import encode_untyped
-from hourhand.core.redaction import marks_in, restore
+from hourhand.core.redaction import check_destination, marks_in, mentions, restore
 from hourhand.core.registry import Registry
 from hourhand.core.task import check_name
 from hourhand.storage.database import Database
@@ -208,7 +208,10 @@ class Dead(Verbs):
         run = await self.show(run_id)
         database = await self._open()
         names, sealer = database.settings.secret_names, database.sealer
+        hides = mentions(payload)
         payload = restore(payload, run.payload, (*marks_in(run.options), *self._registry.marks_of(run.task)), names)
+        if hides:
+            check_destination(run.task, run.payload, payload)
         definition = self._registry.find(run.task)
         text = definition.codec.encode(payload) if definition else encode_untyped(run.task, payload)
         async with database.together():

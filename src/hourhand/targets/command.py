@@ -51,7 +51,9 @@ def command_task(settings: Callable[[], Settings]) -> TaskDefinition:
     async def vet(payload: dict[str, Any]) -> None:
         codec.read(payload)
 
-    return replace(define_task(command, name="command"), codec=codec, vet=vet)
+    return replace(
+        define_task(command, name="command"), codec=codec, vet=vet, offered=lambda: bool(settings().allow_commands.strip())
+    )
 
 
 async def perform(ctx: Context, order: Order, settings: Settings) -> dict[str, Any]:

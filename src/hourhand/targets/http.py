@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -193,7 +193,8 @@ async def _send(call: Call, message: tuple[dict[str, str], bytes | None], contex
     headers, body = message
     url = URL(f"{call.origin}{call.path}" + (f"?{call.query}" if call.query else ""), encoded=True)
     try:
-        async with asyncio.timeout(call.timeout):
+        # Its turn at a busy host is no time of the call's: who has to wait for it has not been too slow.
+        async with _turn(call.origin), asyncio.timeout(call.timeout):
             response = await _session(guard).request(
                 call.method, url, headers=headers, data=body, allow_redirects=False, ssl=context,
                 server_hostname=call.tls.server_name if call.tls else None,
@@ -259,6 +260,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
+_turns: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Guard, aiohttp.ClientSession]] = WeakKeyDictionary()
 """Not shared between guards: a connection that one of them allowed is not for the calls of another."""
 
@@ -278,6 +280,15 @@ def _session(guard: Guard) -> aiohttp.ClientSession:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
         )  # fmt: skip
     return session
+
+
+def _turn(origin: str) -> asyncio.Semaphore:
+    """A place among the calls to one host; kept for as long as somebody has it or waits for it."""
+    key = (id(asyncio.get_running_loop()), origin)
+    turn = _turns.get(key)
+    if turn is None:
+        turn = _turns[key] = asyncio.Semaphore(PER_HOST)
+    return turn
 
 
 async def close_sessions() -> None:

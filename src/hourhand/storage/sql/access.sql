@@ -50,6 +50,17 @@ SELECT id, pg_notify('hourhand' || '_events', json_build_object(
     'type', 'change', 'id', id, 'at', at, 'actor', actor, 'action', action, 'subject', subject, 'name', name, 'queue', queue)::text)
 FROM made;
 
+-- name: record_changes
+-- Many changes of one hand, given as a list of objects.
+WITH made AS (
+    INSERT INTO hourhand.audit (actor, via, action, subject, name, queue, before, after)
+    SELECT $1::text, $2::text, one.action, one.subject, one.name, one.queue, one.before, one.after
+    FROM jsonb_to_recordset($3::text::jsonb) AS one (action text, subject text, name text, queue text, before jsonb, after jsonb)
+    RETURNING id, at, actor)
+SELECT count(*), pg_notify('hourhand' || '_events', json_build_object(
+    'type', 'change', 'id', max(id), 'at', max(at), 'actor', max(actor), 'action', 'jobs.add', 'count', count(*))::text)
+FROM made;
+
 -- name: list_changes
 -- The newest first; a page begins below number $7. $8 and $9 are what the caller may see; what is about keys is for those who
 -- may see everything.
@@ -57,7 +68,7 @@ SELECT id, at, actor, via, action, subject, name, queue, before, after FROM hour
 WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR action = $2 OR action ^@ ($2 || '.'))
   AND ($3::text IS NULL OR subject = $3 OR name = $3) AND ($4::timestamptz IS NULL OR at >= $4)
   AND ($5::timestamptz IS NULL OR at < $5) AND ($7::bigint IS NULL OR id < $7)
-  AND ($8::text[] IS NULL OR queue = ANY ($8)) AND ($9::text[] IS NULL OR name ^@ ANY ($9))
+  AND ($10 OR NOT action ^@ 'key.') AND ($8::text[] IS NULL OR queue = ANY ($8)) AND ($9::text[] IS NULL OR name ^@ ANY ($9))
   AND (action NOT LIKE 'key.%' OR coalesce($8, $9) IS NULL)
 ORDER BY id DESC LIMIT $6;
 

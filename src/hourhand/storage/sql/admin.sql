@@ -19,7 +19,9 @@ FROM hourhand.delayed WHERE run_id = $1
 UNION ALL
 SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, NULL, NULL, NULL, expires_at, NULL, key, tags,
        payload, options, errors, NULL, NULL,
-       CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker that serves its queue knows this task' END
+       CASE WHEN crashes > 0 THEN 'on probation: its worker died'
+            WHEN task = 'command' THEN 'no worker that serves its queue starts programs: HOURHAND_ALLOW_COMMANDS has to name them'
+            ELSE 'no worker that serves its queue knows this task' END
 FROM hourhand.parked WHERE run_id = $1
 UNION ALL
 SELECT 'running', r.run_id, r.job_id, r.task, r.lane, r.attempt + 1, r.scheduled_at, r.enqueued_at, NULL, r.claimed_at, NULL, r.expires_at,

@@ -13,7 +13,8 @@ SELECT row_to_json(found)::text FROM (
            clock_timestamp() AS present
     FROM hourhand.jobs j JOIN hourhand.schedules s ON s.id = j.schedule_id JOIN hourhand.queues q ON q.id = j.lane / 4
     LEFT JOIN hourhand.counters c ON c.job_id = j.id
-    WHERE j.id = coalesce((SELECT n.id FROM hourhand.jobs n WHERE n.name = $1::text), $2::bigint)) AS found;
+    WHERE j.id = coalesce((SELECT i.id FROM hourhand.jobs i WHERE i.id = $2::bigint),
+                          (SELECT n.id FROM hourhand.jobs n WHERE n.name = $1::text))) AS found;
 
 -- name: job_name
 SELECT name FROM hourhand.jobs WHERE id = $1;
@@ -21,6 +22,14 @@ SELECT name FROM hourhand.jobs WHERE id = $1;
 -- name: lock_job
 -- Nobody else changes it until this transaction ends.
 SELECT version FROM hourhand.jobs WHERE id = $1::bigint FOR UPDATE;
+
+-- name: find_jobs
+SELECT row_to_json(found)::text FROM (
+    SELECT j.*, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, q.name AS queue, c.fired, c.last_at,
+           clock_timestamp() AS present
+    FROM hourhand.jobs j JOIN hourhand.schedules s ON s.id = j.schedule_id JOIN hourhand.queues q ON q.id = j.lane / 4
+    LEFT JOIN hourhand.counters c ON c.job_id = j.id
+    WHERE j.name = ANY ($1::text[])) AS found;
 
 -- name: list_jobs
 SELECT row_to_json(found)::text FROM (

@@ -45,6 +45,8 @@ def audit(
         return
     if not found:
         out.print("no changes match" if any(filters.values()) else "no changes yet")
+        if subject == "list":
+            err.print("`hourhand audit` lists by itself; `list` was taken for the name of something")
         return
     now = Clock().instant()
     rows = table(fixed("when"), folded("who"), fixed("action"), folded("what"), folded("change"))

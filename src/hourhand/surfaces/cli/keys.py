@@ -82,7 +82,7 @@ def list_keys(
         print_json(found)
         return
     if not found:
-        out.print("no keys yet; make one: hourhand keys create NAME --role admin")
+        out.print("no keys that open anything; --revoked shows the others. Make one: hourhand keys create NAME --role admin")
         return
     rows = table(
         fixed("key"), folded("name"), fixed("role"), fixed("state"), folded("for"), fixed("made"), fixed("used"), fixed("expires")

@@ -19,7 +19,7 @@ from fastapi.responses import StreamingResponse
 
 from hourhand.core import ids
 from hourhand.core.actor import Actor
-from hourhand.core.errors import DatabaseUnavailable
+from hourhand.core.errors import DatabaseUnavailable, HourhandError
 from hourhand.storage.database import Patience, close_quietly, is_lost
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.problems import Refused
@@ -30,6 +30,8 @@ router = APIRouter(route_class=Route, tags=["events"])
 KINDS = ("change", "runs")
 BEAT = 15.0
 _LOOK_EVERY = 2.0
+_PATIENCE = 5.0
+"""Seconds that a stream waits for its beginning, while nothing can be heard."""
 _MOST_WAITING = 1_000
 _MOST_SUBSCRIBERS = 1_000
 
@@ -42,11 +44,14 @@ class Hub:
         self._subscribers: set[asyncio.Queue[dict[str, Any] | None]] = set()
         self._names: dict[str, str | None] = {}
         self._last = 0
+        self._hearing = asyncio.Event()
         self.closing = False
 
-    def subscribe(self) -> asyncio.Queue[dict[str, Any] | None]:
+    async def subscribe(self) -> asyncio.Queue[dict[str, Any] | None]:
         if len(self._subscribers) >= _MOST_SUBSCRIBERS:
             raise Refused(503, f"{_MOST_SUBSCRIBERS:,} others follow the events here; try again later")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._hearing.wait(), _PATIENCE)
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_MOST_WAITING)
         self._subscribers.add(queue)
         return queue
@@ -70,11 +75,19 @@ class Hub:
                     await self._listen()
                 else:
                     await self._look()
-            except DatabaseUnavailable as error:
+            except (HourhandError, asyncpg.PostgresError) as error:
                 if patience.first:
                     log.warning("events.waiting", error=str(error))
+            if self._hearing.is_set():
+                self._hearing.clear()
+                patience.reset()
             await patience.wait()
-            self._say({"type": "gap", "meaning": "the connection was lost; what happened meanwhile is not told"})
+
+    def _hears(self) -> None:
+        """From now on; who was here before is told that he may have missed something, and not a moment earlier: whoever looks
+        for himself then misses nothing."""
+        self._hearing.set()
+        self._say({"type": "gap", "meaning": "the connection was lost; what happened meanwhile is not told"})
 
     async def _listen(self) -> None:
         database = await self._app._database()
@@ -88,6 +101,7 @@ class Hub:
         try:
             connection.add_termination_listener(over)
             await connection.add_listener(f"{database.schema}_events", lambda *heard: self._hear(str(heard[3])))
+            self._hears()
             while not ended.done():
                 # A connection that a firewall has dropped looks well until it is used.
                 await asyncio.wait([ended], timeout=BEAT)
@@ -103,6 +117,7 @@ class Hub:
         """Through a pooler nothing can be heard: changes are looked for instead."""
         newest = await self._app.audit.list(limit=1)
         self._last = newest[0].id if newest else 0
+        self._hears()
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             fresh = [one for one in await self._app.audit.list(limit=100) if one.id > self._last]
@@ -125,6 +140,8 @@ class Hub:
 
     async def seen_by(self, actor: Actor, event: dict[str, Any]) -> dict[str, Any] | None:
         """The part of an event that this one may see."""
+        if str(event.get("action", "")).startswith("key.") and not actor.has_role("admin"):
+            return None
         if not actor.scoped or event["type"] == "gap":
             return event
         if event["type"] == "change":
@@ -158,7 +175,7 @@ async def events(
         if kind not in KINDS:
             raise Refused(422, f"there are no events of type {kind!r}; there are {', '.join(KINDS)}")
     hub: Hub = request.app.state.hub
-    queue = hub.subscribe()
+    queue = await hub.subscribe()
     return StreamingResponse(
         _stream(request, hub, queue, frozenset(kinds or KINDS) | {"gap"}),
         media_type="text/event-stream",

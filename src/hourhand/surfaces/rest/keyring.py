@@ -161,7 +161,7 @@ async def check_exposure(app: Hourhand, host: str, admin_key: str | None) -> Non
     if is_loopback(host) or admin_key is not None:
         return
     keys = await app.keys.list()
-    if not any(one.state == "active" for one in keys):
+    if not any(one.state == "active" and one.key_id != ENVIRONMENT for one in keys):
         raise ConfigurationError(
             f"the API would be open to everybody who reaches {host}, since there is no key yet. Make one with "
             "`hourhand keys create NAME --role admin`, or set HOURHAND_ADMIN_KEY, or listen on 127.0.0.1"
