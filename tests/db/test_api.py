@@ -203,7 +203,7 @@ async def test_every_list_comes_in_pages(own: Client, sql: asyncpg.Connection, s
         "jobs/job-00/why": ("run_id", 7),
         "dead": ("run_id", 9),
         "dead?error=ConnectionError": ("run_id", 9),
-        "audit?action=job": ("id", 10),
+        "audit?action=job": ("id", 21),
     }
     for path, (mark, size) in lists.items():
         joint = "&" if "?" in path else "?"

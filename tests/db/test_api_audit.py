@@ -44,7 +44,7 @@ async def _cases(admin: Client, sql: asyncpg.Connection, schema: str) -> list[Ca
         await bury(sql, schema, one)
     await settle(sql, schema, runs[5])
     key = (await admin.post("keys", {"name": "to be revoked"})).ok(201)
-    batch = _ndjson([{"name": f"many-{number}", **HOURLY} for number in range(3)])
+    batch = _ndjson([{"name": "kept", **HOURLY, "payload": {"n": 2}}, {"name": "many", **HOURLY}])  # one of them as it is
     one_run = {"count": 1, "runs": ANY}
     return [
         Case("add_job", "POST", "jobs", "job.add", {"name": "made", **HOURLY}, None, ANY, 201, "made"),
@@ -59,7 +59,7 @@ async def _cases(admin: Client, sql: asyncpg.Connection, schema: str) -> list[Ca
         Case("trigger_job", "POST", "jobs/kept/trigger", "job.trigger", None, None, {"run_id": ANY, "outcome": "started", "force": False}, name="kept"),
         Case("backfill_job", "POST", "jobs/kept/backfill", "job.backfill", PERIOD, None, ANY, name="kept"),
         Case("cancel_backfill", "POST", "jobs/kept/backfill/cancel", "job.cancel_backfill", PERIOD, None, {**PERIOD, "called_off": 3}, name="kept"),
-        Case("add_jobs", "POST", "jobs/batch", "jobs.add", batch, None, ANY),
+        Case("add_jobs", "POST", "jobs/batch", "job.add", batch, None, ANY, name="many"),
         Case("delete_job", "DELETE", "jobs/made", "job.delete", None, ANY, None, 204, "made"),
         Case("cancel_run", "POST", f"runs/{runs[6]}/cancel", "run.cancel", {"reason": "no"}, None, {"outcome": "cancelled", "reason": "no", "task": "t"}),
         Case("retry_run", "POST", f"runs/{runs[0]}/retry", "run.retry", None, None, {"again_as": runs[0], "task": "t"}),
@@ -257,6 +257,10 @@ async def test_the_record_is_found_by_what_it_says(admin: Client) -> None:
     assert await actions(f"subject={job['job_id']}&action=job.update") == ["job.update"]
     assert await actions("subject=looked-for&actor=key:found&action=job") == ["job.update", "job.add"]
     assert await actions("subject=looked-for&action=jo") == []
+    assert "key.create" in await actions("action=key&subject=found")
+    viewer = await admin.make_key("watching", "operator")
+    assert (await viewer.get("audit?action=key")).ok() == [], "of keys only those are told who make them"
+    assert (await viewer.get("audit?subject=looked-for")).ok() != []
     [paused] = (await admin.get("audit?subject=looked-for&limit=1")).ok()
     at = paused["at"]
     assert await actions(f"subject=looked-for&until={at}") == ["job.update", "job.add"]

@@ -223,7 +223,7 @@ class Jobs(Verbs):
 
         async def work(own: asyncpg.Connection) -> dict[str, int]:
             async with own.transaction():
-                before = await self._views(own, named) if named is not None and replace else {}
+                before = await self._views(own, named) if named is not None else {}
                 counts = await BulkJobs(database, own, gateway.queue_number, now, own=connection is None).put(
                     iter(jobs), define, replace, tell
                 )
