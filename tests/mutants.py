@@ -71,7 +71,7 @@ VERIFY = "tests/cluster/chaos.py -k nothing_is_lost and"
 NOT_DUE = (" AND planned.due_at <= clock_timestamp()", "")
 API = "tests/db/test_api.py -k"
 SECURITY = "tests/db/test_api_security.py -k"
-SCOPES = "tests/db/test_api_scopes.py -k not embedded and"
+SCOPES = "tests/db/test_api_scopes.py -k embedded and"
 AUDIT = "tests/db/test_api_audit.py -k"
 LIMITS = "tests/db/test_api_limits.py -k"
 REST = "src/hourhand/surfaces/rest"
