@@ -26,6 +26,7 @@ from hourhand.core.errors import (
     PreconditionFailed,
     UnknownJob,
 )
+from hourhand.core.ids import parse_job_id
 from hourhand.core.job import JOB_OPTIONS, define_job, job_options
 from hourhand.core.redaction import REDACTED
 from hourhand.core.registry import Registry
@@ -114,7 +115,7 @@ schedules = st.sampled_from(
     ["@daily", "@HOURLY", "0 9 * * mon", "0  9 * * 1", "*/10 * * * * *", "0 0 L * *", "every 90s", "@every 1h30m", "EVERY 2 days"]
 ) | instants.map(str)
 tags = st.lists(texts.filter(bool).filter(lambda tag: not tag.startswith(MANAGED)), max_size=5)
-names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,20}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,20}", fullmatch=True).filter(lambda name: parse_job_id(name) is None)
 optional: dict[str, Any] = {
     "task": names, "timezone": st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]), "payload": payloads, "queue": names,
     "priority": st.sampled_from(["high", "normal", "low"]), "dst": st.sampled_from(["shift", "skip"]),
