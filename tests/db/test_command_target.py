@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import signal
 import tracemalloc
@@ -126,7 +127,7 @@ async def test_its_environment_is_its_own(app: Hourhand, monkeypatch: pytest.Mon
         given.pop(name, None)
     assert len(given.pop("HOURHAND_TOKEN")) == 64
     assert given == {
-        "PATH": PATH, "HOME": str(Path("~").expanduser()), "LANG": "de_DE.UTF-8", "TZ": "Asia/Kolkata", "COLOUR": "red",
+        "PATH": PATH, "HOME": pwd.getpwuid(os.getuid()).pw_dir, "LANG": "de_DE.UTF-8", "TZ": "Asia/Kolkata", "COLOUR": "red",
         "HOURHAND_RUN_ID": run.run_id, "HOURHAND_JOB_ID": job.job_id, "HOURHAND_ATTEMPT": "1",
         "HOURHAND_SCHEDULED_AT": run.scheduled_at.isoformat(),
     }  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 from pydantic import BaseModel
 
 from hourhand import Hourhand, InvalidPayload
@@ -21,6 +23,16 @@ from tests.support.fleet import until
 from tests.support.outside import row
 
 pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def fresh_logs() -> None:
+    """Commands that ran in this process before have set up its log, and its loggers remember where they wrote."""
+    structlog.reset_defaults()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("hourhand.") and (log := getattr(module, "log", None)) is not None:
+            getattr(log, "__dict__", {}).pop("bind", None)
+
 
 __all__ = ["hourhand"]
 NUMBER, PASSWORD = "4111222233334444", "correct horse battery"
