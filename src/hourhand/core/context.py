@@ -25,6 +25,10 @@ ATOMIC: ContextVar[Any] = ContextVar("hourhand_transaction", default=None)
 """The transaction of the exactly-once run that is being executed here: what it enqueues joins it."""
 
 
+RUN: ContextVar[Context | None] = ContextVar("hourhand_run", default=None)
+"""The run that is being executed here."""
+
+
 class Office(Protocol):
     """What the engine does for a handler that asks."""
 
@@ -115,9 +119,14 @@ class Context:
 
     @cached_property
     def log(self) -> Any:
-        """A structlog logger that names run, task and attempt. What it is told is kept with the run as well."""
-        logger = structlog.get_logger("hourhand.run").bind(run=self.run_id, task=self.task, attempt=self.attempt)
-        return RunLog(logger, self.pen, {})
+        """A structlog logger that names the run. What it is told is kept with the run as well."""
+        return RunLog(structlog.get_logger("hourhand.run").bind(**self.fields()), self.pen, {})
+
+    def fields(self) -> dict[str, Any]:
+        """What a log line says of this run."""
+        job = {} if self.job_number is None else {"job": self.job_id}
+        known = {"run": self.run_id, **job, "task": self.task, "queue": self.queue, "attempt": self.attempt}
+        return {**known, "node": getattr(self.claim, "worker", None)}
 
     def say(self, text: str, level: str = "info", **fields: Any) -> None:
         """A line that is kept with the run, and does not go to the log of the process."""

@@ -25,6 +25,7 @@ class Registry:
         self.middleware: list[Middleware] = []
         self.startup: list[Hook] = []
         self.shutdown: list[Hook] = []
+        self.alert_hooks: list[Hook] = []
         self.state = SimpleNamespace()
 
     def find(self, name: str) -> TaskDefinition | None:

@@ -268,6 +268,20 @@ def _fields(expression: str) -> _Fields:
     return _Fields(hours, minutes, seconds, frozenset(parsed.months), parsed.match_day)
 
 
+@lru_cache(maxsize=65_536)
+def cron_times(times: str) -> tuple[int, ...]:
+    """The seconds of a day at which the first fields of an expression match (minute and hour, perhaps with seconds), in order."""
+    one = _fields(f"{times} * * *")
+    return tuple(hour * 3_600 + minute * 60 + second for hour in one.hours for minute in one.minutes for second in one.seconds)
+
+
+@lru_cache(maxsize=65_536)
+def cron_days(days: str, day: date) -> bool:
+    """Whether the last three fields of an expression match a day."""
+    one = _fields(f"0 0 {days}")
+    return day.month in one.months and one.match_day(day)
+
+
 def _next_local(expression: str, local: datetime) -> datetime | None:
     """The first local time after `local` that matches, as if clocks never changed. What the fields mean is cronsim's to say;
     stepping through them second by second, as it does, would cost ten times as much."""

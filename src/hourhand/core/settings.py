@@ -82,6 +82,11 @@ class Settings:
         "keys for payloads at rest, as id:base64 of 32 bytes, separated by commas; the first one encrypts, all decrypt",
         secret=True,
     )
+    alerts: Path | None = _setting(
+        None,
+        "HOURHAND_ALERTS",
+        "file of the rules of the alerts, and of the channels that are told; without it, the default rules",
+    )
     log_lines: int = _setting(1_000, "HOURHAND_LOG_LINES", "log lines that are kept with each run; 0: none")
 
     def __post_init__(self) -> None:
@@ -145,8 +150,9 @@ def settings_from(environment: Mapping[str, str], **given: Any) -> Settings:
         text = environment.get(one.metadata["variable"], "").strip()
         if text:
             values[one.name] = _read(one.name, one.metadata["variable"], text, one.default)
-    if "data" in values:
-        values["data"] = Path(values["data"]).expanduser()
+    for name in ("data", "alerts"):
+        if name in values:
+            values[name] = Path(values[name]).expanduser()
     return Settings(**values)
 
 

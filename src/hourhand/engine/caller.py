@@ -15,6 +15,7 @@ from hourhand.engine.gate import Gate
 from hourhand.engine.isolation import Children
 from hourhand.engine.office import StepOffice
 from hourhand.engine.threads import Threads
+from hourhand.engine.tracing import Attempt
 from hourhand.storage.atomic import Holder, RunTransaction
 from hourhand.storage.database import Database
 from hourhand.storage.effects import effect_gateway
@@ -55,7 +56,7 @@ class Active:
     """A handler that is being executed, and why it was told to stop, if it was."""
 
     __slots__ = (
-        "apart", "begun", "cause", "claim", "closing", "context", "delivery", "handler", "in_thread", "left_behind",
+        "apart", "attempt", "begun", "cause", "claim", "closing", "context", "delivery", "handler", "in_thread", "left_behind",
         "reason", "started", "task", "timeout", "transaction",
     )  # fmt: skip
 
@@ -82,6 +83,13 @@ class Active:
         self.transaction: RunTransaction | None = None
         self.cause: str | None = None
         self.reason: str | None = None
+        self.attempt: Attempt | None = None
+        """Its span, where runs are traced."""
+
+    @property
+    def onward(self) -> str | None:
+        """What the next step of its chain is told of its trace."""
+        return None if self.attempt is None else self.attempt.onward
 
     def stop(self, cause: str, reason: str | None = None) -> bool:
         """False: there is nothing to stop any more, or it can only be told."""
@@ -128,9 +136,7 @@ class Caller:
 
     async def call(self, active: Active) -> Any:
         if active.apart:
-            result = await self._children.run(
-                active.claim, active.context, active.started, active.handler.definition, active.delivery
-            )
+            result = await self._children.run(active)
         elif active.delivery == EXACTLY_ONCE:
             result = await self._atomically(active)
         else:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from hourhand.core.context import Context
+from hourhand.core.context import RUN, Context
 from hourhand.core.errors import Cancelled, PermanentFailure, RetryAfter
 from hourhand.core.failure import MAX_MESSAGE, MAX_TRACEBACK
 from hourhand.core.lines import Line, Pen
@@ -27,7 +27,9 @@ from hourhand.core.payload import check_report, encode_result
 from hourhand.core.redaction import Clean
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
+from hourhand.core.tracing import carried, read
 from hourhand.engine.delivery import EXACTLY_ONCE, RECORDED, atomically
+from hourhand.engine.exporting import configure_traces, flush_traces
 from hourhand.engine.logs import inherit_logs
 from hourhand.engine.office import StepOffice
 from hourhand.engine.reference import load_registry
@@ -120,13 +122,15 @@ async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: D
     # In a thread, as in a worker: what a blocking handler may do there, it may do here.
     call = direct_call(definition, registry.middleware, asyncio.to_thread)
     limit_memory(order["memory"])
+    RUN.set(context)
     try:
         if order["delivery"] == EXACTLY_ONCE:
             holder = Holder(claim.worker, context.run_number, claim.token)
             transaction = RunTransaction((await desk.open())[0], holder, context.token, asyncio.to_thread)
             active = SimpleNamespace(
-                context=context, claim=claim, started=order["started"], closing=False, in_thread=False, cause=None
-            )
+                context=context, claim=claim, started=order["started"], closing=False, in_thread=False, cause=None,
+                onward=order["onward"],
+            )  # fmt: skip
             outcome = await atomically(active, transaction, call, order["payload"], desk.settings.max_result)
             return {"recorded": outcome is RECORDED}
         # Looked at here, so that a giant is not sent to the parent only to be thrown away.
@@ -135,6 +139,7 @@ async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: D
     except BaseException as error:  # whatever it is, it belongs to the run
         return {"error": describe(error, secrecy.clean(claim, context.task)), "spent": isinstance(error, MemoryError)}
     finally:
+        RUN.set(None)
         limit_memory(0)
 
 
@@ -158,14 +163,21 @@ async def main(reference: str, fd: int) -> None:
     try:
         registry, settings = load_registry(reference, os.environ)
         await run_hooks(registry.startup, registry)
+        configure_traces("worker")
     except BaseException as error:
         pipe.send({"failed": "".join(traceback.format_exception_only(error)).strip()})
         return
     pipe.send({"ready": True})
     loop, desk = asyncio.get_running_loop(), Desk(settings)
+    flushing: asyncio.Future[None] | None = None
     while True:
         order = await loop.run_in_executor(None, pipe.inbox.get)
-        pipe.send(await execute(registry, order, pipe, desk))
+        with carried(read(order["trace"])):
+            answer = await execute(registry, order, pipe, desk)
+        pipe.send(answer)
+        if order["trace"] is not None and (flushing is None or flushing.done()):
+            # A child is killed when it is not needed any more: what it has to tell goes out now, and nobody waits for it.
+            flushing = loop.run_in_executor(None, flush_traces)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,10 @@ class Claimer:
         self._rate = 0.0
         self._measured = (Clock.monotonic(), 0)
         self.stopping = False
+        self.claims = 0
+        """Claiming statements that were answered."""
+        self.claimed = 0
+        """Runs that they brought."""
 
     async def make_queues(self, declared: Collection[str]) -> None:
         """So that they are there to look at and to pause before their first run."""
@@ -140,6 +144,7 @@ class Claimer:
         node = self._node.id
         claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names)
         ended = Clock.monotonic()
+        self._count(claims)
         if node != self._node.id:
             return 0  # they were claimed by an incarnation that has been declared dead; others have them now
         claims.sort(key=_place)
@@ -169,12 +174,17 @@ class Claimer:
         lanes = [queue * LANES_PER_QUEUE + place for queue in self._survey.names if self._serves(queue) for place in range(4)]
         node, limit = self._node.id, min(want, LARGEST_CLAIM)
         claims = await self._gateway.claim_parked(self._tasks, lanes, limit, node, self._survey.names, probation=probation)
+        self._count(claims)
         if node != self._node.id:
             return 0  # as with lanes: they were claimed by an incarnation that has been declared dead
         if len(claims) == limit:
             self._parked, self._probation = self._parked or not probation, self._probation or probation
         self._deliver(claims)
         return len(claims)
+
+    def _count(self, claims: list[Claim]) -> None:
+        self.claims += 1
+        self.claimed += len(claims)
 
     def _deliver(self, claims: list[Claim]) -> None:
         if self.stopping:

@@ -16,6 +16,7 @@ import structlog
 
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.engine.bulletin import Bulletin
+from hourhand.engine.measures import Measures
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway
 
@@ -36,6 +37,7 @@ class Batch:
         self.finished: list[float] = []
         self.results: list[str | None] = []
         self.endings: dict[int, tuple[str, str | None, str | None]] = {}
+        self.onward: dict[int, str] = {}
         self.retries: list[tuple[int, int, float, float, str]] = []
         self.deaths: list[tuple[int, int, float | None, str | None, str]] = []
         self.returns: list[tuple[int, int]] = []
@@ -57,6 +59,7 @@ class Batch:
         part.started, part.finished = [self.started[one] for one in places], [self.finished[one] for one in places]
         part.results = [self.results[one] for one in places]
         part.endings = {run: self.endings[run] for run in part.runs if run in self.endings}
+        part.onward = {run: self.onward[run] for run in part.runs if run in self.onward}
         return part
 
 
@@ -70,6 +73,7 @@ class Completer:
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
         self.bulletin = Bulletin()
+        self.measures = Measures()
         self.completed = 0
         self.refused = 0
         """Outcomes the database did not take because the claim was lost."""
@@ -83,8 +87,15 @@ class Completer:
         self._batch = Batch(worker)
 
     def known(self) -> list[int]:
-        batches = [*self._waiting, *self._postponed, self._batch, *([self._flushing] if self._flushing else [])]
-        return [run for batch in batches for run in batch.known()]
+        return [run for batch in self._batches() for run in batch.known()]
+
+    @property
+    def pending(self) -> int:
+        """Outcomes that are not written yet."""
+        return sum(map(len, self._batches()))
+
+    def _batches(self) -> list[Batch]:
+        return [*self._waiting, *self._postponed, self._batch, *([self._flushing] if self._flushing else [])]
 
     def succeed(self, claim: Claim, started: float, finished: float, result: str | None) -> None:
         batch = self._batch
@@ -95,6 +106,7 @@ class Completer:
         batch.results.append(result)
         self.bulletin.successes += 1
         self.bulletin.newest.append((claim, "succeeded"))
+        self.measures.ended(claim, "succeeded", started, finished)
         if claim.alone:
             self._note(claim)
         if not self._wake.is_set():
@@ -102,9 +114,9 @@ class Completer:
 
     def end(
         self, claim: Claim, outcome: str, finished: float, *, started: float | None = None,
-        reason: str | None = None, errors: Any = None, result: str | None = None,
+        reason: str | None = None, errors: Any = None, result: str | None = None, onward: str | None = None,
     ) -> None:  # fmt: skip
-        """Any ending but a plain success: cancelled, expired, or a success with a remark."""
+        """Any ending but a plain success: cancelled, expired, or a success with a remark or with a trace that goes on."""
         batch = self._batch
         batch.runs.append(claim.run_number)
         batch.tokens.append(claim.token)
@@ -112,19 +124,24 @@ class Completer:
         batch.finished.append(finished)
         batch.results.append(result)
         batch.endings[claim.run_number] = (outcome, _json(errors), reason)
+        if onward is not None:
+            batch.onward[claim.run_number] = onward
         self.bulletin.note(claim, outcome)
+        self.measures.ended(claim, outcome, started, finished)
         self._note(claim)
         self._wake.set()
 
     def retry(self, claim: Claim, delay: float, started: float, errors: Any) -> None:
         self._batch.retries.append((claim.run_number, claim.token, delay, started, _json(errors) or "[]"))
         self.bulletin.note(claim, "delayed")
+        self.measures.ended(claim, "failed", started)
         self._note(claim)
         self._wake.set()
 
     def bury(self, claim: Claim, started: float | None, errors: Any, reason: str) -> None:
         self._batch.deaths.append((claim.run_number, claim.token, started, _json(errors), reason))
         self.bulletin.note(claim, "dead")
+        self.measures.ended(claim, "dead", started)
         self._note(claim)
         self._wake.set()
 
@@ -270,7 +287,7 @@ class Completer:
             outcomes, errors, reasons = (list(column) for column in columns)
         return await self._gateway.finish(
             batch.worker, batch.runs, batch.tokens, batch.started, batch.finished,
-            outcomes, batch.results, errors, reasons,
+            outcomes, batch.results, errors, reasons, [batch.onward.get(run) for run in batch.runs] if batch.onward else None,
         )  # fmt: skip
 
     async def _retry(self, worker: int, rows: list[Any]) -> list[int]:

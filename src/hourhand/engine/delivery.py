@@ -39,7 +39,7 @@ async def atomically(active: Any, transaction: RunTransaction, call: Call, paylo
         if remark is not None and passes_on(active.claim.options):
             raise PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
         active.closing = True
-        fresh = await transaction.finish(active.started, text, remark)
+        fresh = await transaction.finish(active.started, text, remark, active.onward)
     except BaseException:
         active.closing = True
         await transaction.undo(left_behind=active.in_thread and active.cause is not None)

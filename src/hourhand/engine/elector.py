@@ -24,6 +24,8 @@ class Elector:
         """Shard to epoch."""
         self.tzdata: dict[int, str] = {}
         """With which release of the time zone rules a shard's next firings were computed."""
+        self.changes = 0
+        """Epochs that this node has raised: shards taken and given up."""
 
     async def run_once(self) -> set[int]:
         """One look around. Returns the shards that have come to this node."""
@@ -36,12 +38,13 @@ class Elector:
         # Out of our hands before the database hears of it: nothing more is fired for them from here.
         self.held = {shard: epoch for shard, epoch in held.items() if shard in mine}
         if surplus:
-            await self._gateway.release_shards(me, surplus)
+            self.changes += len(await self._gateway.release_shards(me, surplus))
             log.info("shards.released", node=me, shards=len(surplus))
         free = [shard for shard in sorted(mine - held.keys()) if survey.owners[shard] not in survey.live]
         taken = await self._gateway.take_shards(me, free, survey.live) if free else {}
         if taken:
             self.held.update(taken)
+            self.changes += len(taken)
             log.info("shards.taken", node=me, shards=len(taken), held=len(self.held))
         return set(taken)
 
@@ -53,4 +56,4 @@ class Elector:
         """An orderly end: others have them at once."""
         shards, self.held = sorted(self.held), {}
         if shards:
-            await self._gateway.release_shards(self._node.id, shards)
+            self.changes += len(await self._gateway.release_shards(self._node.id, shards))

@@ -15,19 +15,20 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from hourhand.core import ids
-from hourhand.core.context import Context
+from hourhand.core.context import RUN, Context
 from hourhand.core.registry import Registry
 from hourhand.core.sealing import SIGN
 from hourhand.engine.caller import Active, Caller, Handler
 from hourhand.engine.completer import Completer
 from hourhand.engine.delivery import AT_LEAST_ONCE
 from hourhand.engine.isolation import Children
+from hourhand.engine.logs import about, ended, is_chatty
 from hourhand.engine.node import Node
 from hourhand.engine.scribe import Scribe
 from hourhand.engine.secrecy import Secrecy
 from hourhand.engine.settler import Settler, max_attempts
 from hourhand.engine.threads import Threads
+from hourhand.engine.tracing import Tracing
 from hourhand.storage.database import Database
 from hourhand.storage.queue import Claim, queue_gateway
 
@@ -81,9 +82,12 @@ class Executor:
         self._children = Children(reference, settings, self.scribe.report)
         self._caller = Caller(database, settings, self._threads, self._children)
         self._settler = Settler(node, completer, settings, secrecy)
+        self.tracing: Tracing | None = None
+        """None: runs are not traced here."""
         self._slots: list[asyncio.Task[None]] = []
         self._stopping = False
         self._unknown: set[str] = set()
+        self._chatty = is_chatty()
         self._healthy, self._suspects = Bench(), Bench()
         self.handlers = {name: Handler(one, registry, self._threads) for name, one in registry.everything().items()}
         self.concurrency = concurrency
@@ -106,7 +110,7 @@ class Executor:
     @property
     def room_for_suspects(self) -> int:
         # Where no child can be made, a suspect is at least alone with the healthy, not among its like.
-        most = min(PROBATION_SLOTS, self.concurrency) if self._children.possible else 1
+        most = self.probation_slots if self._children.possible else 1
         return most - len(self._suspects.deque) - self._on_probation
 
     @property
@@ -114,10 +118,30 @@ class Executor:
         """Slots for healthy runs that have one."""
         return len(self.active) - self._on_probation - len(self._light)
 
+    @property
+    def on_probation(self) -> int:
+        """Slots for suspects that have one."""
+        return self._on_probation
+
+    @property
+    def light(self) -> int:
+        """Runs that only wait for others, and take no slot."""
+        return len(self._light)
+
+    @property
+    def stock(self) -> int:
+        """Claimed runs that wait for a slot."""
+        return len(self._healthy.deque) + len(self._suspects.deque)
+
+    @property
+    def probation_slots(self) -> int:
+        return min(PROBATION_SLOTS, self.concurrency)
+
     def start(self) -> None:
+        self._settler.tracing = self.tracing
         for _ in range(self.concurrency):
             self._start_slot(self._healthy)
-        for _ in range(min(PROBATION_SLOTS, self.concurrency)):
+        for _ in range(self.probation_slots):
             self._start_slot(self._suspects)
 
     def _start_slot(self, bench: Bench) -> None:
@@ -154,6 +178,7 @@ class Executor:
                     bench.deque.remove(claim)
                     why = reason or "cancelled"
                     self._completer.end(claim, "cancelled", self._node.clock.now(), reason=why, errors=claim.errors)
+                    log.info("run.cancelled", **ended(claim, "cancelled", None, 0.0), reason=why)
                     return
 
     def forsake(self) -> int:
@@ -190,7 +215,7 @@ class Executor:
             _, pending = await asyncio.wait(pending, timeout=2.0 + patience)
         for active in list(self.active.values()):
             # It swallowed its cancellation. The process is about to end; its run goes to another.
-            log.warning("run.ignores_cancellation", run=ids.run_id(active.claim.run_number), task=active.claim.task)
+            log.warning("run.ignores_cancellation", **ended(active.claim, "handed_back", active.started, self._node.clock.now()))
             self._settler.hand_back(active, "its worker was stopped, and it ignored its cancellation")
             self.left_behind += 1
         for slot in pending:
@@ -241,9 +266,12 @@ class Executor:
                 claim, "expired", now, errors=claim.errors,
                 reason=f"expired at {claim.expires_at.isoformat()} before {'its next attempt' if claim.attempt else 'a worker could start it'}",
             )  # fmt: skip
+            if self._chatty:
+                log.debug("run.expired", **ended(claim, "expired", None, now))
             return None
         if claim.attempt >= max_attempts(claim, handler.definition):
             self._completer.bury(claim, None, claim.errors, "no attempt is left for it")
+            log.error("run.dead", **ended(claim, "dead", None, now), reason="no attempt is left for it")
             return None
         context = Context(
             claim.run_number, claim.job_number, claim.task, claim.scheduled_at, claim.attempt + 1, claim,
@@ -261,6 +289,11 @@ class Executor:
 
     async def _execute(self, active: Active) -> None:
         timer, result, error = None, None, None
+        if self.tracing is not None:
+            self.tracing.begin(active)
+        RUN.set(active.context)
+        if self._chatty:
+            log.debug("run.started", **about(active.claim), scheduled_at=active.claim.scheduled_at.isoformat())
         try:
             if SIGN in active.claim.payload:
                 active.claim.payload = self._sealer.open(active.claim.payload, active.claim.task)
@@ -275,14 +308,15 @@ class Executor:
         finally:
             if timer is not None:
                 timer.cancel()
+            RUN.set(None)
             self._forget(active)
+            if active.attempt is not None:
+                active.attempt.leave()
         if active.context.spoke:
             self.scribe.wake()
         if active.left_behind:
             self.left_behind -= 1
-            log.info(
-                "run.came_back", run=active.context.run_id, task=active.claim.task, meaning="a handler that was left behind ended"
-            )
+            log.info("run.came_back", **about(active.claim), meaning="a handler that was left behind ended")
             return
         if active.cause is not None:
             active.task.uncancel()
@@ -322,7 +356,7 @@ class Executor:
             return
         active.left_behind = True
         self.left_behind += 1
-        log.error("run.ignores_cancellation", run=active.context.run_id, task=active.claim.task,
+        log.error("run.ignores_cancellation", **about(active.claim),
                   meaning="it was left behind and may still be doing things; its claim is given up")  # fmt: skip
         if active.transaction is not None:
             active.closing = True

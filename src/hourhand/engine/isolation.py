@@ -13,12 +13,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
 
-from hourhand.core.context import Context
 from hourhand.core.errors import (
     Cancelled,
     ConfigurationError,
@@ -30,9 +29,10 @@ from hourhand.core.errors import (
 from hourhand.core.lines import Line
 from hourhand.core.payload import Unkept
 from hourhand.core.settings import Settings
-from hourhand.core.task import TaskDefinition
 from hourhand.engine.delivery import RECORDED, REPEATED, Recorded
-from hourhand.storage.queue import Claim
+
+if TYPE_CHECKING:
+    from hourhand.engine.caller import Active
 
 log = structlog.get_logger("hourhand.isolation")
 _STARTUP = 60.0
@@ -106,16 +106,18 @@ class Children:
         self.possible = reference is not None
         self._idle: list[Child] = []
 
-    async def run(self, claim: Claim, context: Context, started: float, definition: TaskDefinition, delivery: str) -> Any:
+    async def run(self, active: Active) -> Any:
         """The handler's result as JSON; for an exactly-once run, the word that its end is on record."""
+        claim, context = active.claim, active.context
         child = await self._take()
         try:
             child.send(
                 {
                     "run": claim.run_number, "job": claim.job_number, "task": claim.task, "payload": claim.payload,
                     "scheduled_at": claim.scheduled_at, "attempt": context.attempt, "queue": claim.queue, "tags": claim.tags,
-                    "token": claim.token, "worker": claim.worker, "options": claim.options, "delivery": delivery,
-                    "started": started, "memory": definition.max_memory or self._settings.child_memory,
+                    "token": claim.token, "worker": claim.worker, "options": claim.options, "delivery": active.delivery,
+                    "started": active.started, "memory": active.handler.definition.max_memory or self._settings.child_memory,
+                    "trace": None if active.attempt is None else active.attempt.place.stored, "onward": active.onward,
                 }
             )  # fmt: skip
             while True:

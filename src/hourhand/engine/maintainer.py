@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -21,6 +22,8 @@ from hourhand.core import ids
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
 from hourhand.core.settings import Settings
+from hourhand.engine.duty import ASK_EVERY, HELD, Duty
+from hourhand.engine.measures import Measures
 from hourhand.engine.node import Node
 from hourhand.engine.waiting import heard
 from hourhand.storage.database import Patience
@@ -34,14 +37,23 @@ MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
 TIDY_EVERY = 60.0
 FACTS_EVERY = 10.0
+SAMPLE_EVERY = 10.0
+COUNT_EVERY = 10.0
+_PACE = 50.0
+"""Counting takes at most this part of the time: where queues are long, it is done less often."""
 TaskFacts = tuple[str, float | None, float, float, float]
 PARTITIONS_EVERY = 3_600.0
 DAY = 86_400.0
 
 
 class Maintainer:
-    def __init__(self, gateway: MaintenanceGateway, node: Node, settings: Settings) -> None:
+    def __init__(
+        self, gateway: MaintenanceGateway, node: Node, settings: Settings, sampler: MaintenanceGateway | None = None
+    ) -> None:
         self._gateway = gateway
+        self._sampler = sampler
+        """Counting may take long: it has a connection of its own, so that nothing waits for it. None: nothing is counted."""
+        self._looking: asyncio.Task[None] | None = None
         self._node = node
         self._settings = settings
         self._missing_since: dict[int, float] = {}
@@ -56,8 +68,15 @@ class Maintainer:
         self.news: Callable[[], str | None] = lambda: None
         """What there is to tell whoever follows the events."""
         self._news_at = 0.0
+        self.duties: list[Duty] = []
+        """What else this process would do if it is its turn: asked for on this connection."""
+        self._ask_at = 0.0
+        self._look_at = [0.0, 0.0]
+        self.measures = Measures(node.clock.now)
         self.recovered = 0
         self.declared = 0
+        self.ended: Counter[str] = Counter()
+        """Runs that ended with no worker to count them, by status."""
 
     def hear(self, word: str) -> None:
         if word == "d" and self._held:
@@ -97,6 +116,7 @@ class Maintainer:
             await self._recover()
         if tick.expired:
             count = await self._gateway.expire(BATCH)
+            self.ended["expired"] += count
             log.info("runs.expired", runs=count)
         next_in = tick.next_in
         began = Clock.monotonic()
@@ -107,6 +127,8 @@ class Maintainer:
             # A mountain of due runs must not keep the dead from being noticed.
             if Clock.monotonic() - began > TICK / 2:
                 break
+        if self._sampler is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_around(self._sampler), name="sampler")
         await self._tidy()
         return TICK if next_in is None else min(TICK, max(0.001, next_in))
 
@@ -116,9 +138,33 @@ class Maintainer:
             self._facts_at = Clock.monotonic() + FACTS_EVERY
             if facts := self.facts():
                 await self._gateway.report_tasks(facts)
+            await self.tell()
         if Clock.monotonic() >= self._news_at and (news := self.news()) is not None:
             self._news_at = Clock.monotonic() + TICK
             await self._gateway.say_event(news)
+        if Clock.monotonic() >= self._ask_at:
+            self._ask_at = Clock.monotonic() + ASK_EVERY
+            for duty in self.duties:
+                asked = Clock.monotonic()
+                duty.answer(await self._gateway.take_duty(duty.name, self._node.id, HELD, duty.rank), asked)
+
+    async def tell(self) -> None:
+        """The statistics hear what this node has counted."""
+        if rows := self.measures.untold():
+            await self._gateway.add_statistics(self._node.id, rows)
+            self.measures.told()
+
+    async def _look_around(self, sampler: MaintenanceGateway) -> None:
+        """How full the queues are, and how many jobs there are: looked at here, so that nobody else has to count."""
+        for place, (look, every) in enumerate(((sampler.take_sample, SAMPLE_EVERY), (sampler.count_jobs, COUNT_EVERY))):
+            began = Clock.monotonic()
+            if began < self._look_at[place]:
+                continue
+            try:
+                await look()
+            except (DatabaseUnavailable, StatementRefused) as error:
+                log.warning("statistics.not_counted", error=str(error))
+            self._look_at[place] = Clock.monotonic() + max(every, _PACE * (Clock.monotonic() - began))
 
     def _condemned(self, silent: list[int], unlocked: list[int]) -> list[int]:
         now, grace = Clock.monotonic(), self._settings.grace
@@ -132,6 +178,7 @@ class Maintainer:
     async def _recover(self) -> None:
         recovered, cancelled, buried, lost = await self._gateway.recover(MOST_CRASHES)
         self.recovered += recovered
+        self.ended.update(cancelled=cancelled, dead=buried, lost=lost)
         if recovered or cancelled or buried:
             log.warning("runs.recovered", runs=recovered, cancelled=cancelled, dead=buried,
                         meaning="their worker died; they run again, on probation")  # fmt: skip
@@ -149,15 +196,18 @@ class Maintainer:
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_EVERY
             await self._gateway.tidy()
+            await self._gateway.merge_statistics()
             await self._point_out()
             await self.collect()
             await self.forget()
 
     async def _point_out(self) -> None:
         """Runs that go on far too long while their worker lives: nobody else would notice."""
-        for run, task, node, seconds, _, _ in await self._gateway.stuck_runs():
+        for one in await self._gateway.stuck_runs():
+            run, job = one["run_id"], {} if one["job_id"] is None else {"job": ids.job_id(one["job_id"])}
             if run not in self._pointed_out:
-                log.warning("run.stuck", run=ids.run_id(run), task=task, node=node, seconds=round(seconds),
+                log.warning("run.stuck", run=ids.run_id(run), **job, task=one["task"], queue=one["queue"],
+                            attempt=one["attempt"] + 1, node=one["node"], status="running", duration=round(one["seconds"]),
                             meaning="far beyond its timeout, or beyond what its task usually takes")  # fmt: skip
             self._pointed_out[run] = Clock.monotonic()
         self._pointed_out = {run: at for run, at in self._pointed_out.items() if Clock.monotonic() - at < 3 * TIDY_EVERY}
@@ -187,12 +237,20 @@ class Maintainer:
                 log.info("history.drop_postponed", partition=part, meaning="somebody reads it; tried again in a minute")
                 break
             log.info("history.dropped", partition=part)
-        rows = await self._gateway.forget(kept, BATCH)
+        rows = await self._gateway.forget(kept, BATCH) + await self._gateway.forget_statistics(kept, BATCH)
+        rows += await self._gateway.forget_incidents(kept, BATCH)
         if rows:
             log.info("history.forgotten", rows=rows)
 
     async def stop(self) -> None:
+        with contextlib.suppress(DatabaseUnavailable, StatementRefused):
+            await self.tell()
         if self._held:
             with contextlib.suppress(DatabaseUnavailable):
                 await self._gateway.drop_duty(self._node.id)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._gateway.close()
+        if self._sampler is not None:
+            await self._sampler.close()

@@ -31,7 +31,7 @@ class Node:
     def __init__(self, database: Database, settings: Settings, kind: str, info: dict[str, Any]) -> None:
         self._database = database
         self._settings = settings
-        self._kind = kind
+        self.kind = kind
         self._info = info
         self._session = Session(database)
         self._wake = asyncio.Event()
@@ -42,6 +42,8 @@ class Node:
         self.name = f"{platform.node()}:{os.getpid()}"
         self.lease_deadline = 0.0
         """Monotonic time until which this node may start runs it has claimed."""
+        self.renewed_at: float | None = None
+        """Monotonic time of the last heartbeat that was answered."""
         self.on_notify: Callable[[str], None] = lambda word: None
         self.on_cancel: Callable[[list[int]], None] = lambda runs: None
         self.on_death: Callable[[], Awaitable[None]]
@@ -97,6 +99,7 @@ class Node:
         now, cancels = answer
         self.clock.correct(now, asked_wall, Clock.machine())
         lapsed = self.lease_deadline < asked
+        self.renewed_at = asked
         self.lease_deadline = asked + self._settings.lease
         if lapsed:
             self.on_return()
@@ -126,7 +129,7 @@ class Node:
 
     async def _register(self) -> None:
         info = msgspec.json.encode(self._info).decode()
-        self.id = await self._session.register_node(self._kind, self.name, self._settings.lease, info)
+        self.id = await self._session.register_node(self.kind, self.name, self._settings.lease, info)
         self._locked = False
         self.lease_deadline = 0.0
         await self.run_once()

@@ -18,10 +18,12 @@ import structlog
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, InvalidSchedule, LockTimeout, StatementRefused
+from hourhand.core.registry import Registry
 from hourhand.core.schedule import Schedule, latest_firings
 from hourhand.core.settings import Settings
 from hourhand.core.wheel import TimingWheel
 from hourhand.core.zones import tzdata_version
+from hourhand.engine.alerting import Alerting
 from hourhand.engine.elector import Elector
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
@@ -67,7 +69,9 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, database: Database, settings: Settings, labels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, labels: Mapping[str, str] | None = None, registry: Registry | None = None
+    ) -> None:
         self._settings = settings
         self.node = Node(database, settings, "scheduler", {"tzdata": tzdata_version(), **(labels or {})})
         self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
@@ -75,7 +79,11 @@ class Scheduler:
         self._planner = ScheduleGateway(database.link("planner"))
         self._shards = ScheduleGateway(database.link("elector"))
         self.elector = Elector(self._shards, self.node)
-        self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
+        self.maintainer = Maintainer(
+            MaintenanceGateway(database.link("maintainer")), self.node, settings, MaintenanceGateway(database.link("sampler"))
+        )
+        self.alerting = Alerting(database, settings, registry)
+        self.maintainer.duties = self.alerting.duties
         self.wheel = TimingWheel(int(self.node.clock.now()))
         self._look = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -83,7 +91,14 @@ class Scheduler:
         self._batch = BATCH
         self._blocked: set[int] = set()
         """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
+        self.refused = 0
+        """Firings that the database did not take: another scheduler has the shard now, or a job was changed meanwhile."""
         self.started = asyncio.Event()
+
+    @property
+    def blocked(self) -> int:
+        """Schedules that somebody's open transaction holds up."""
+        return len(self._blocked)
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
@@ -100,7 +115,7 @@ class Scheduler:
         await self.node.start()
         self.wheel = TimingWheel(int(self.node.clock.now()))
         log.info("scheduler.started", node=self.node.id, name=self.node.name)
-        services = (self.node.run(), self._elect(), self._fire_when_due(), self.maintainer.run())
+        services = (self.node.run(), self._elect(), self._fire_when_due(), self.maintainer.run(), self.alerting.run())
         tasks = [asyncio.create_task(service) for service in services]
         asked = asyncio.create_task(self._stop_asked.wait())
         self.started.set()
@@ -121,6 +136,7 @@ class Scheduler:
             await self.elector.release_all()
         except DatabaseUnavailable:
             log.warning("shards.not_released", node=self.node.id, meaning="others will notice by the lock or lease")
+        await self.alerting.stop(self.node.id)
         await self.maintainer.stop()
         await self.node.stop()
         await self._gateway.close()
@@ -279,12 +295,14 @@ class Scheduler:
                 self._again(planned, planned.id in moved)
             refused += sum(one.id not in moved and one.id not in self._blocked for one in plan.plain)
             if moved:
+                self.maintainer.measures.fired += sum(moved.values())
                 # About as many runs in each statement, whether a schedule has one job or thousands.
                 self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
         plan.late.sort(key=lambda one: one[0].id in self._blocked)
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
         if refused:
+            self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
                         meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
 
@@ -334,6 +352,8 @@ class Scheduler:
                 log.error("firing.twice", schedule=planned[0].id, at=planned[0].due_at.isoformat(), error=str(error))
         for one, many in zip(planned, instants, strict=True):
             self._again(one, one.id in late)
+            if one.id in late:
+                self.maintainer.measures.fired_late(late[one.id])
             if one.id in plan.large and one.id in late and late[one.id].jobs:
                 log.warning("firing.catch_up", jobs=late[one.id].jobs, schedule=plan.large[one.id].in_words(),
                             since=one.due_at.isoformat(), missed=f"{'at least ' if len(many) > MOST_INSTANTS else ''}{len(many)}",

@@ -22,6 +22,7 @@ import structlog
 from hourhand.core.clock import Clock
 from hourhand.core.errors import LoopBlocked
 from hourhand.engine.caller import Active
+from hourhand.engine.logs import about
 from hourhand.targets import python
 
 log = structlog.get_logger("hourhand.watchdog")
@@ -81,8 +82,7 @@ class Watchdog:
         where = traceback.extract_stack(frames)[-1] if frames is not None else None
         event = log.bind(
             seconds=round(still, 1),
-            task=culprit.claim.task if culprit else None,
-            run=culprit.context.run_id if culprit else None,
+            **(about(culprit.claim) if culprit else {"run": None, "task": None}),
             at=f"{where.filename}:{where.lineno} in {where.name}" if where else None,
         )
         if exits:

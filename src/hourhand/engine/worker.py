@@ -15,12 +15,14 @@ from hourhand.core.errors import ConfigurationError
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.core.task import check_name
+from hourhand.engine.alerting import Alerting
 from hourhand.engine.claimer import Claimer
 from hourhand.engine.completer import LOCK_TIMEOUT, Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.maintainer import Maintainer, TaskFacts
 from hourhand.engine.node import Node
 from hourhand.engine.reference import find_reference
+from hourhand.engine.tracing import find_tracing
 from hourhand.engine.watchdog import Watchdog
 from hourhand.storage.database import Database
 from hourhand.storage.nodes import MaintenanceGateway
@@ -72,10 +74,15 @@ class Worker:
         self.claimer = Claimer(
             queue_gateway(database, "claimer"), self.node, self.executor, self.completer, settings, options.queues
         )
-        self.maintainer = Maintainer(MaintenanceGateway(database.link("maintainer")), self.node, settings)
+        self.maintainer = Maintainer(
+            MaintenanceGateway(database.link("maintainer")), self.node, settings, MaintenanceGateway(database.link("sampler"))
+        )
+        self.alerting = Alerting(database, settings, registry)
+        self.maintainer.duties = self.alerting.duties
         self.watchdog = Watchdog(self.executor.active, settings.loop_limit, may_exit=options.may_exit)
         self._known = False
         self.maintainer.facts = self._facts
+        self.completer.measures = self.maintainer.measures
         self.maintainer.news = lambda: self.completer.bulletin.take(self.node.id)
         self.started = asyncio.Event()
 
@@ -103,6 +110,8 @@ class Worker:
             if not await self._unless_stopped(self.node.start()):
                 return
             await self.claimer.make_queues({one.queue for one in self._registry.tasks.values()})
+            if not await self._unless_stopped(self._find_tracing()):
+                return
             log.info(
                 "worker.started", node=self.node.id, name=self.node.name, concurrency=self._options.concurrency,
                 queues=sorted(self._options.queues) if self._options.queues is not None else "all",
@@ -112,7 +121,7 @@ class Worker:
             self.watchdog.start()
             services: dict[str, Any] = {
                 "node": self.node.run(), "completer": self.completer.run(), "claimer": self.claimer.run(),
-                "maintainer": self.maintainer.run(), "scribe": self.executor.scribe.run(),
+                "maintainer": self.maintainer.run(), "scribe": self.executor.scribe.run(), "alerting": self.alerting.run(),
             }  # fmt: skip
             self._tasks = [asyncio.create_task(service, name=name) for name, service in services.items()]
             self.started.set()
@@ -120,6 +129,9 @@ class Worker:
         finally:
             await self._shut_down()
             await run_hooks(self._registry.shutdown, self._registry)
+
+    async def _find_tracing(self) -> None:
+        self.executor.tracing = await find_tracing(self._database, self.node.name)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do it, but give way to a wish to stop. False: stopped before it was done."""
@@ -160,6 +172,7 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.alerting.stop(self.node.id)
         await self.maintainer.stop()
         if self.node.id:
             await self.node.stop()

@@ -97,18 +97,20 @@ class RunTransaction:
             raise InvalidOption("this run's transaction was begun by an asynchronous connection; go on with that")
         return self._carrier
 
-    async def finish(self, started: float, result: str | None, reason: str | None) -> bool:
-        """Commit it all. False: another execution has had this effect, and what this one wrote is undone."""
+    async def finish(self, started: float, result: str | None, reason: str | None, onward: str | None = None) -> bool:
+        """Commit it all. False: another execution has had this effect, and what this one wrote is undone. `onward`: what the next
+        step is told of the trace."""
         statement = self._database.sql["finish_once"]
         holder = self._holder
-        arguments = (holder.worker, holder.run, holder.token, self._token, started, result, reason)
+        arguments = (holder.worker, holder.run, holder.token, self._token, started, result, reason, onward)
         if self._carrier is None:
             await self.open(None, None)
         carrier = self._give_up()
         assert carrier is not None
-        if isinstance(carrier, SyncCarrier):
-            return bool(await self._offload(lambda: _finish_sync(carrier, statement, arguments)))
-        return await _finish(carrier, statement, arguments)
+        with self._database.trips.timed("finish_once"):
+            if isinstance(carrier, SyncCarrier):
+                return bool(await self._offload(lambda: _finish_sync(carrier, statement, arguments)))
+            return await _finish(carrier, statement, arguments)
 
     async def undo(self, *, left_behind: bool = False) -> None:
         """Nothing of it happened. `left_behind`: a thread that nobody waits for any more may still be using it."""

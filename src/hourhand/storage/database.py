@@ -27,6 +27,7 @@ from hourhand.storage import statements
 from hourhand.storage.carriers import psycopg_pool
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import check_version, migrate
+from hourhand.storage.trips import Trips
 
 T = TypeVar("T")
 _TOGETHER: ContextVar[tuple[Database, asyncpg.Connection] | None] = ContextVar("hourhand_together", default=None)
@@ -111,6 +112,7 @@ class Database:
         self.schema = statements.check_schema(settings.schema)
         self.sql = statements.load(self.schema)
         self.sealer = sealer(settings.encryption_keys)
+        self.trips = Trips()
         self.pooler = False
         """A pooler stands between: no session survives a statement, so only leases count."""
         self.shared = False
@@ -249,7 +251,12 @@ class Database:
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run a statement on some connection; for what people and clients ask."""
-        return await self.using(lambda connection: connection.fetch(self.sql[name], *args))
+
+        async def one(connection: asyncpg.Connection) -> list[asyncpg.Record]:
+            with self.trips.timed(name):
+                return await connection.fetch(self.sql[name], *args)
+
+        return await self.using(one)
 
     async def fetchrow(self, name: str, *args: Any) -> asyncpg.Record | None:
         rows = await self.fetch(name, *args)
@@ -334,12 +341,15 @@ class Link:
                 self.connected_at = Clock.monotonic()
                 if self._lock_timeout and not self._database.pooler:
                     await connection.execute(f"SET {self._lock_timeout}")
-            if self._database.pooler:
-                # Nothing outlives a transaction here, the planner's settings included.
-                async with connection.transaction():
-                    await connection.execute(_SET_PLANNER + (f"; SET LOCAL {self._lock_timeout}" if self._lock_timeout else ""))
-                    return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
-            return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
+            with self._database.trips.timed(name):
+                if self._database.pooler:
+                    # Nothing outlives a transaction here, the planner's settings included.
+                    async with connection.transaction():
+                        await connection.execute(
+                            _SET_PLANNER + (f"; SET LOCAL {self._lock_timeout}" if self._lock_timeout else "")
+                        )
+                        return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
+                return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
         except _LOST as error:
             self.drop()
             raise DatabaseUnavailable(_unreachable(error)) from error

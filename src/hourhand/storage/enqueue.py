@@ -15,6 +15,7 @@ from hourhand.core.errors import DatabaseUnavailable, InvalidOption, StatementRe
 from hourhand.core.fairness import lane_of
 from hourhand.core.options import EnqueueOptions
 from hourhand.core.sealing import Sealer
+from hourhand.core.tracing import Doing, enqueueing
 from hourhand.storage.database import Database, Link
 
 COPY_CHUNK = 20_000
@@ -73,17 +74,17 @@ class Combiner:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._busy = False
-        self._waiting: list[tuple[int, str, str, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[int, str, str, str | None, asyncio.Future[int]]] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def enqueue(self, lane: int, task: str, payload: str) -> int:
+    async def enqueue(self, lane: int, task: str, payload: str, options: str | None) -> int:
         if self._busy:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            self._waiting.append((lane, task, payload, future))
+            self._waiting.append((lane, task, payload, options, future))
             return await future
         self._busy = True
         try:
-            return int((await self._link.fetch("enqueue_plain", lane, task, payload))[0][0])
+            return int((await self._link.fetch("enqueue_plain", lane, task, payload, options))[0][0])
         finally:
             if self._waiting:
                 self._sender = asyncio.create_task(self._send(), name="hourhand-enqueuer", context=Context())
@@ -93,12 +94,12 @@ class Combiner:
     async def _send(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:COPY_CHUNK], self._waiting[COPY_CHUNK:]
-            lanes, tasks, payloads, futures = zip(*batch, strict=True)
+            lanes, tasks, payloads, options, futures = zip(*batch, strict=True)
             try:
-                rows = await self._link.fetch("enqueue_plains", lanes, tasks, payloads)
+                rows = await self._link.fetch("enqueue_plains", lanes, tasks, payloads, options)
                 outcomes: list[int | BaseException] = [row[0] for row in rows]
             except StatementRefused:
-                outcomes = [await self._alone(*one[:3]) for one in batch]
+                outcomes = [await self._alone(*one[:4]) for one in batch]
             except Exception as error:
                 outcomes = [error] * len(batch)
             for future, outcome in zip(futures, outcomes, strict=True):
@@ -110,9 +111,9 @@ class Combiner:
                     future.set_result(outcome)
         self._busy = False
 
-    async def _alone(self, lane: int, task: str, payload: str) -> int | BaseException:
+    async def _alone(self, lane: int, task: str, payload: str, options: str | None) -> int | BaseException:
         try:
-            return int((await self._link.fetch("enqueue_plain", lane, task, payload))[0][0])
+            return int((await self._link.fetch("enqueue_plain", lane, task, payload, options))[0][0])
         except Exception as error:
             return error
 
@@ -139,15 +140,17 @@ class EnqueueGateway:
         self._combiner = Combiner(database.link("enqueuer"))
         self._queues: dict[str, int] = {}
 
-    async def enqueue(self, arguments: tuple[Any, ...]) -> tuple[int, bool]:
+    async def enqueue(self, arguments: tuple[Any, ...], doing: Doing | None = None) -> tuple[int, bool]:
+        """`doing`: the trace that it is a part of."""
         task, payload, queue, priority, delay, at, *rest = arguments
+        kept = rest[-1] if doing is None else doing.kept(rest[-1])
         if delay is None and at is None and rest == _NOTHING:
             lane = lane_of(await self.queue_number(queue), priority)
-            run, duplicate = await self._combiner.enqueue(lane, task, payload), False
+            run, duplicate = await self._combiner.enqueue(lane, task, payload, kept), False
         else:
             # With a time in it the run may be due at once or not: the function knows, and tells the workers.
             timed = delay is not None or at is not None
-            run, duplicate, lane = (await self._database.fetch("enqueue", *arguments, timed))[0]
+            run, duplicate, lane = (await self._database.fetch("enqueue", *arguments[:-1], kept, timed))[0]
             if duplicate or timed:
                 return run, duplicate
         self._waker.wake(lane, run)
@@ -168,13 +171,25 @@ class EnqueueGateway:
         """COPY, in chunks: all of them or none, on our own connection or as a part of the caller's transaction."""
         if options.key is not None:
             raise InvalidOption("key= names one run; enqueue_many makes many. Enqueue keyed runs one by one")
+        kept, doing = options.kept_json(self._database.sealer.seal_steps), enqueueing(task, queue)
+        if doing is None:
+            return await self._many(task, payloads, queue, priority, options, connection, kept)
+        with doing:
+            numbers = await self._many(task, payloads, queue, priority, options, connection, doing.kept(kept))
+            doing.note({"messaging.batch.message_count": len(numbers)})
+        return numbers
+
+    async def _many(
+        self, task: str, payloads: Iterable[str], queue: str, priority: str, options: EnqueueOptions,
+        connection: asyncpg.Connection | None, kept: str | None,
+    ) -> list[int]:  # fmt: skip
         # Before a connection is taken: with every one of the pool's in such hands nobody could go on.
         lane = lane_of(await self.queue_number(queue), priority)
         if connection is not None:
             # A savepoint inside the caller's transaction: an error that the caller survives leaves no half.
             try:
                 async with connection.transaction():
-                    numbers, words = await self._copy(connection, task, payloads, lane, options)
+                    numbers, words = await self._copy(connection, task, payloads, lane, options, kept)
                     await connection.execute(self._database.sql["notify"], words)
             except asyncpg.InternalClientError as error:
                 raise InvalidOption(
@@ -184,7 +199,7 @@ class EnqueueGateway:
 
         async def whole(own: asyncpg.Connection) -> tuple[list[int], list[str]]:
             async with own.transaction():
-                return await self._copy(own, task, payloads, lane, options)
+                return await self._copy(own, task, payloads, lane, options, kept)
 
         numbers, words = await self._database.using(whole)
         if words:
@@ -192,32 +207,35 @@ class EnqueueGateway:
         return numbers
 
     async def _copy(
-        self, connection: asyncpg.Connection, task: str, payloads: Iterable[str], lane: int, options: EnqueueOptions
-    ) -> tuple[list[int], list[str]]:
+        self, connection: asyncpg.Connection, task: str, payloads: Iterable[str], lane: int, options: EnqueueOptions,
+        kept: str | None,
+    ) -> tuple[list[int], list[str]]:  # fmt: skip
         numbers: list[int] = []
         words: dict[str, str] = {}
         sealer = self._database.sealer
-        tags, kept = list(options.tags) or None, options.kept_json(sealer.seal_steps)
+        tags = list(options.tags) or None
         waiting = iter(payloads)
         while chunk := list(islice(waiting, COPY_CHUNK)):
             if sealer.active:
                 # A third of a second for a whole chunk: not on the event loop.
                 chunk = await asyncio.to_thread(sealer.seal_all, chunk, task)
-            taken = (await connection.fetch(self._database.sql["reserve_runs"], len(chunk)))[0]
+            with self._database.trips.timed("reserve_runs"):
+                taken = (await connection.fetch(self._database.sql["reserve_runs"], len(chunk)))[0]
             present: datetime = taken["present"]
             due = options.at or (present + options.delay if options.delay else None)
             later = due is not None and due > present
             expires = options.expires_at or (present + options.expires if options.expires else None)
             rest = (due or present, present if due else None, expires, lane, task)
             places: Sequence[int] = taken["numbers"] or range(taken["first"], taken["first"] + len(chunk))
-            await connection.copy_records_to_table(
-                "delayed" if later else "ready", schema_name=self._database.schema,
-                columns=("due_at" if later else "seq", *_SHARED),
-                records=[
-                    (due if later else place, place, *rest, payload, tags, kept)
-                    for place, payload in zip(places, chunk, strict=True)
-                ],
-            )  # fmt: skip
+            with self._database.trips.timed("copy"):
+                await connection.copy_records_to_table(
+                    "delayed" if later else "ready", schema_name=self._database.schema,
+                    columns=("due_at" if later else "seq", *_SHARED),
+                    records=[
+                        (due if later else place, place, *rest, payload, tags, kept)
+                        for place, payload in zip(places, chunk, strict=True)
+                    ],
+                )  # fmt: skip
             numbers.extend(places)
             words.setdefault("d" if later else "r", "d" if later else f"r:{lane}:{places[0]}")
         return numbers, list(words.values())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.storage.database import Database, Link, close_quietly, is_lost
@@ -40,6 +41,10 @@ class MaintenanceGateway:
     async def drop_duty(self, node: int) -> None:
         await self._link.fetch("drop_duty", MAINTAINER, node)
 
+    async def take_duty(self, name: str, node: int, seconds: float, rank: int) -> bool:
+        """Another duty than the maintainer's."""
+        return bool((await self._link.fetch("take_duty", name, node, seconds, rank))[0][0])
+
     async def declare_dead(self, node: int) -> bool:
         return bool(await self._link.fetch("declare_dead", node))
 
@@ -63,6 +68,22 @@ class MaintenanceGateway:
         """Each task's name, timeout, and how many runs took how long: number, mean, variance."""
         await self._link.fetch("report_tasks", *zip(*facts, strict=True))
 
+    async def add_statistics(self, node: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        await self._link.fetch("add_statistics", node, msgspec.json.encode(rows).decode())
+
+    async def merge_statistics(self) -> None:
+        await self._link.fetch("merge_statistics")
+        await self._link.fetch("thin_samples")
+
+    async def take_sample(self) -> None:
+        await self._link.fetch("take_sample")
+
+    async def count_jobs(self) -> None:
+        await self._link.fetch("count_jobs")
+
+    async def forget_statistics(self, seconds: float, limit: int) -> int:
+        return int((await self._link.fetch("forget_statistics", seconds, limit))[0][0])
+
     async def stuck_runs(self) -> list[asyncpg.Record]:
         """The run, its task, its node, and for how many seconds it has gone on."""
         return await self._link.fetch("stuck_runs", 100)
@@ -82,6 +103,9 @@ class MaintenanceGateway:
     async def forget(self, seconds: float, limit: int) -> int:
         """Rows beyond the retention that lie in no partition of their own."""
         return int((await self._link.fetch("forget", seconds, limit))[0][0])
+
+    async def forget_incidents(self, seconds: float, limit: int) -> int:
+        return int((await self._link.fetch("forget_incidents", seconds, limit))[0][0])
 
     async def collect_jobs(self, seconds: float, limit: int) -> int:
         return int((await self._link.fetch("collect_jobs", seconds, limit))[0][0])
@@ -124,7 +148,8 @@ class Session:
         if self._connection is None or self._connection.is_closed():
             raise DatabaseUnavailable("the session's connection is lost")
         try:
-            return await self._connection.fetch(self._database.sql[name], *args)
+            with self._database.trips.timed(name):
+                return await self._connection.fetch(self._database.sql[name], *args)
         except Exception as error:
             # The session must not be given up for anything the database says: try again on a new one.
             if is_lost(error) or isinstance(error, asyncpg.PostgresError):

@@ -102,9 +102,11 @@ class QueueGateway:
 
     async def finish(
         self, worker: int, runs: Numbers, tokens: Numbers, started: Maybe, finished: Sequence[float],
-        outcomes: Maybe, results: Maybe, errors: Maybe, reasons: Maybe,
+        outcomes: Maybe, results: Maybe, errors: Maybe, reasons: Maybe, onward: Maybe = None,
     ) -> list[int]:  # fmt: skip
-        rows = await self._link.fetch("finish", worker, runs, tokens, started, finished, outcomes, results, errors, reasons)
+        rows = await self._link.fetch(
+            "finish", worker, runs, tokens, started, finished, outcomes, results, errors, reasons, onward
+        )
         return [row[0] for row in rows]
 
     async def retry(

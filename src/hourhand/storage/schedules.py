@@ -51,6 +51,12 @@ class Late:
     """Jobs of the whole batch for which something was left out."""
     jobs: list[str] | None
     """A few of their names, if asked for."""
+    missed: int = 0
+    """Firings of its jobs that came later than their grace allows."""
+    coalesced: int = 0
+    """Of these, left out because the last one ran for all."""
+    skipped: int = 0
+    """Of these, left out altogether."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class ScheduleGateway:
             [one.revision for one in planned], [one.id for one, many in zip(planned, instants, strict=True) for _ in many],
             [at for many in instants for at in many], rate, names,
         )  # fmt: skip
-        return {row[0]: Late(row[1], row[2], row[3]) for row in rows}
+        return {row[0]: Late(*row[1:]) for row in rows}
 
     async def zoned_schedules(self, shard: int) -> list[tuple[int, Schedule, datetime, datetime]]:
         """Each with its next firing as it is stored, and the instant up to which everything has been fired."""

@@ -11,6 +11,7 @@ import ssl
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -27,6 +28,7 @@ from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, HourhandError, InvalidPayload, PermanentFailure, RetryAfter
 from hourhand.core.settings import Settings
 from hourhand.core.task import TaskDefinition, define_task
+from hourhand.core.tracing import Doing, calling, carried, read
 from hourhand.targets.addresses import AddressRefused, Guard, PinningResolver
 from hourhand.targets.http_payload import WITH_BODY, Call, HttpCodec, Tls
 
@@ -95,7 +97,9 @@ async def perform(ctx: Context, call: Call, guard: Guard, secret: str | None) ->
         context = True if call.tls is None else tls_context(call.tls)
     except InvalidPayload as error:
         raise PermanentFailure(str(error)) from None
-    answer = await _send(call, _headers_and_body(ctx, call, secret), context, guard)
+    # A worker that traces nothing passes on what the run came with.
+    with carried(read((ctx.claim.options or {}).get("trace"))):
+        answer = await _send(call, _headers_and_body(ctx, call, secret), context, guard)
     if not call.expects(answer.status):
         raise failure_of(call, answer, Clock().now())
     kept = {name: answer.headers[name][:_LONGEST_HEADER] for name in KEPT_HEADERS if name in answer.headers}
@@ -195,15 +199,21 @@ async def _send(call: Call, message: tuple[dict[str, str], bytes | None], contex
     try:
         # Its turn at a busy host is no time of the call's: who has to wait for it has not been too slow.
         async with _turn(call.origin), asyncio.timeout(call.timeout):
-            response = await _session(guard).request(
-                call.method, url, headers=headers, data=body, allow_redirects=False, ssl=context,
-                server_hostname=call.tls.server_name if call.tls else None,
-            )  # fmt: skip
-            try:
-                return await _read(response, call.excerpt)
-            finally:
-                # What was read to its end is back in the pool already. The rest of a giant is not waited for.
-                response.close()
+            with _traced(call) or nullcontext() as doing:
+                response = await _session(guard).request(
+                    call.method, url, headers=_with_trace(headers, doing), data=body, allow_redirects=False, ssl=context,
+                    server_hostname=call.tls.server_name if call.tls else None,
+                )  # fmt: skip
+                try:
+                    answer = await _read(response, call.excerpt)
+                finally:
+                    # What was read to its end is back in the pool already. The rest of a giant is not waited for.
+                    response.close()
+                if doing is not None:
+                    doing.note({"http.response.status_code": answer.status})
+                    if not call.expects(answer.status):
+                        doing.failed(str(answer.status))
+            return answer
     except TimeoutError:
         raise CallFailed(f"{call.method} {call.origin} gave no complete answer within {call.timeout:g} s") from None
     except aiohttp.ClientResponseError as error:
@@ -213,6 +223,18 @@ async def _send(call: Call, message: tuple[dict[str, str], bytes | None], contex
         ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise CallFailed(f"{call.method} {call.origin} failed: {type(error).__name__}: {error}") from None
+
+
+def _traced(call: Call) -> Doing | None:
+    """Without path and query, which are often secrets."""
+    return calling(call.method, {"server.address": call.host, "server.port": call.port, "url.scheme": call.scheme})
+
+
+def _with_trace(headers: dict[str, str], doing: Doing | None) -> dict[str, str]:
+    """What the job itself says of a trace stands, all of it: a state belongs to its parent."""
+    if doing is None or any(name.lower() in ("traceparent", "tracestate") for name in headers):
+        return headers
+    return {**headers, **doing.place.headers}
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> Answer:

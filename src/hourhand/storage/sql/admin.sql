@@ -39,62 +39,160 @@ SELECT outcome::text, run_id, job_id, task, lane, attempt, scheduled_at, enqueue
        payload, options, errors, result, NULL, reason
 FROM hourhand.runs WHERE run_id = $1;
 
--- name: list_runs
--- The newest runs that match, over all states; history is read a few days back at a time by `since`. A page begins below run $8;
--- $9 and $10 are what the caller may see: queues, and beginnings of jobs' names.
-SELECT * FROM (
-    (SELECT 'ready' AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at, NULL::timestamptz AS started_at,
-            NULL::timestamptz AS finished_at, NULL::integer AS node, key, tags, NULL::text AS reason
+-- name: list_live
+-- The newest runs that have not ended, or gave up, and match: with numbers from $9 up to but not $8. In `ready` those at their
+-- first place are found lane by lane, the others by the partial index. $12 and $13 are what the caller may see: queues, and
+-- beginnings of jobs' names.
+SELECT found.*, errors->-1->>'type' AS error FROM (
+    (SELECT 'ready' AS state, r.run_id, r.job_id, r.task, r.lane, r.attempt, r.scheduled_at, NULL::timestamptz AS due_at,
+            NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::integer AS node, r.key, r.tags, NULL::text AS reason, r.errors
+     FROM hourhand.queues q CROSS JOIN generate_series(0, 3) AS class
+     CROSS JOIN LATERAL (
+         SELECT * FROM hourhand.ready
+         WHERE lane = q.id * 4 + class AND run_id >= seq AND seq < $8::bigint AND seq >= $9::bigint
+           AND ($2::text IS NULL OR task = $2) AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+           AND ($10::bigint IS NULL OR job_id = $10)
+           AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+         ORDER BY seq DESC LIMIT $7) AS r
+     WHERE ($1::text[] IS NULL OR 'ready' = ANY ($1)) AND $11::integer IS NULL AND ($3::integer IS NULL OR q.id = $3)
+       AND ($12::integer[] IS NULL OR q.id = ANY ($12))
+     ORDER BY r.run_id DESC LIMIT $7)
+    UNION ALL
+    (SELECT 'ready', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags, NULL, errors
      FROM hourhand.ready
-     WHERE ($1::text[] IS NULL OR 'ready' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
+     WHERE run_id <> seq AND run_id < $8 AND run_id >= $9 AND ($1::text[] IS NULL OR 'ready' = ANY ($1)) AND $11::integer IS NULL
+       AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3) AND ($4::text IS NULL OR $4 = ANY (tags))
+       AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($10::bigint IS NULL OR job_id = $10)
+       AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+       AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
-    (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity'), NULL, NULL, NULL, key, tags,
-            CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
-     FROM hourhand.delayed
-     WHERE ($1::text[] IS NULL OR 'delayed' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
-     ORDER BY run_id DESC LIMIT $7)
-    UNION ALL
-    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-            CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
-     FROM hourhand.parked
-     WHERE ($1::text[] IS NULL OR 'parked' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
-     ORDER BY run_id DESC LIMIT $7)
-    UNION ALL
-    (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL
+    (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL, errors
      FROM hourhand.running
-     WHERE ($1::text[] IS NULL OR 'running' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
+     WHERE run_id < $8 AND run_id >= $9 AND ($1::text[] IS NULL OR 'running' = ANY ($1)) AND ($11::integer IS NULL OR worker_id = $11)
+       AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3) AND ($4::text IS NULL OR $4 = ANY (tags))
+       AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($10::bigint IS NULL OR job_id = $10)
+       AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+       AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
-    (SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason
-     FROM hourhand.dead
-     WHERE ($1::text[] IS NULL OR 'dead' = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
-     ORDER BY run_id DESC LIMIT $7)
-    UNION ALL
-    (SELECT outcome::text, run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, finished_at, worker_id, key, tags, reason
-     FROM hourhand.runs
-     WHERE ($1::text[] IS NULL OR $1 && '{succeeded,dead,cancelled,skipped,expired,lost}') AND ($1::text[] IS NULL OR outcome::text = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($8::bigint IS NULL OR run_id < $8)
-       AND ($9::integer[] IS NULL OR lane / 4 = ANY ($9))
-       AND ($10::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($10)))
+    (SELECT * FROM (
+         SELECT 'delayed'::text AS state, run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity') AS due_at,
+                NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::integer AS node, key, tags,
+                CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END, errors
+         FROM hourhand.delayed
+         UNION ALL
+         SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
+                CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END, errors
+         FROM hourhand.parked
+         UNION ALL
+         SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason, errors
+         FROM hourhand.dead) AS other
+     WHERE run_id < $8 AND run_id >= $9 AND ($1::text[] IS NULL OR state = ANY ($1)) AND ($11::integer IS NULL OR node = $11)
+       AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3) AND ($4::text IS NULL OR $4 = ANY (tags))
+       AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($10::bigint IS NULL OR job_id = $10)
+       AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+       AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
      ORDER BY run_id DESC LIMIT $7)
 ) AS found
 ORDER BY run_id DESC LIMIT $7;
+
+-- name: list_history
+-- The same for runs that ended, read backwards by their numbers.
+SELECT found.*, errors->-1->>'type' AS error FROM (
+    SELECT outcome::text AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at, started_at, finished_at,
+           worker_id AS node, key, tags, reason, errors
+    FROM hourhand.runs
+    WHERE run_id < $8::bigint AND run_id >= $9::bigint AND ($1::text[] IS NULL OR outcome::text = ANY ($1)) AND ($11::integer IS NULL OR worker_id = $11)
+      AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3) AND ($4::text IS NULL OR $4 = ANY (tags))
+      AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6 AND ($10::bigint IS NULL OR job_id = $10)
+      AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+      AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+    ORDER BY run_id DESC LIMIT $7) AS found
+ORDER BY run_id DESC;
+
+-- name: list_history_of_job
+-- The same for a job that has had few: all of them are found by the job's index, and sorted.
+SELECT found.*, errors->-1->>'type' AS error FROM (
+    SELECT * FROM (
+        SELECT outcome::text AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at, started_at, finished_at,
+               worker_id AS node, key, tags, reason, errors
+        FROM hourhand.runs WHERE job_id = $10::bigint AND scheduled_at >= $6 OFFSET 0) AS mine
+    WHERE run_id < $8::bigint AND run_id >= $9::bigint AND ($1::text[] IS NULL OR state = ANY ($1)) AND ($11::integer IS NULL OR node = $11)
+      AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3) AND ($4::text IS NULL OR $4 = ANY (tags))
+      AND ($5::text IS NULL OR key = $5) AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+      AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+    ORDER BY run_id DESC LIMIT $7) AS found
+ORDER BY run_id DESC;
+
+-- name: list_trouble
+-- The same for outcomes that are rare: each is found by the index of what went wrong.
+SELECT found.*, errors->-1->>'type' AS error FROM (
+    SELECT outcome::text AS state, run_id, job_id, task, lane, attempt, scheduled_at, NULL::timestamptz AS due_at, started_at, finished_at,
+           worker_id AS node, key, tags, reason, errors
+    FROM unnest($1::text[]) AS wanted (outcome_name)
+    CROSS JOIN LATERAL (
+        SELECT * FROM hourhand.runs
+        WHERE outcome = outcome_name::hourhand.outcome AND outcome <> 'succeeded' AND run_id < $8::bigint AND run_id >= $9::bigint
+          AND ($11::integer IS NULL OR worker_id = $11) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
+          AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+          AND ($10::bigint IS NULL OR job_id = $10) AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+          AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+        ORDER BY run_id DESC LIMIT $7) AS of_it
+    ORDER BY run_id DESC LIMIT $7) AS found
+ORDER BY run_id DESC;
+
+-- name: floor_of_live
+-- How far down a look for something rare may go: the number that is the $2nd from the top below $1, in the table (of those with
+-- states $3) where that comes first. NULL: to the end. Read from the indexes alone.
+-- The lanes of `ready` share what may be looked at there.
+WITH lanes AS MATERIALIZED (
+    SELECT q.id * 4 + class AS lane FROM hourhand.queues q CROSS JOIN generate_series(0, 2) AS class
+    CROSS JOIN LATERAL (SELECT FROM hourhand.ready WHERE lane = q.id * 4 + class AND seq < $1::bigint ORDER BY seq DESC LIMIT 1) AS filled
+    WHERE 'ready' = ANY ($3::text[]))
+SELECT max(number) FROM (
+    (SELECT r.seq AS number FROM lanes CROSS JOIN LATERAL (
+         SELECT seq FROM hourhand.ready WHERE ready.lane = lanes.lane AND seq < $1::bigint ORDER BY seq DESC
+         OFFSET greatest(least(1000, $2::bigint), $2 / (SELECT count(*) FROM lanes)) - 1 LIMIT 1) AS r)
+    UNION ALL
+    (SELECT run_id FROM hourhand.ready
+     WHERE run_id <> seq AND run_id < $1 AND 'ready' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
+    UNION ALL
+    (SELECT run_id FROM hourhand.delayed
+     WHERE run_id < $1 AND 'delayed' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
+    UNION ALL
+    (SELECT run_id FROM hourhand.parked
+     WHERE run_id < $1 AND 'parked' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
+    UNION ALL
+    (SELECT run_id FROM hourhand.dead
+     WHERE run_id < $1 AND 'dead' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)) AS floors;
+
+-- name: floor_of_history
+-- The same in the history, of the days since $3.
+SELECT run_id FROM hourhand.runs WHERE run_id < $1::bigint AND scheduled_at >= $3 ORDER BY run_id DESC OFFSET $2::bigint - 1 LIMIT 1;
+
+-- name: floor_of_trouble
+SELECT max(run_id) FROM unnest($3::text[]) AS wanted (outcome_name)
+CROSS JOIN LATERAL (
+    SELECT run_id FROM hourhand.runs WHERE outcome = outcome_name::hourhand.outcome AND outcome <> 'succeeded' AND run_id < $1::bigint
+    ORDER BY run_id DESC OFFSET $2::bigint - 1 LIMIT 1) AS of_it;
+
+-- name: instant_near
+-- For when the run with number $1, or the next that ended, was.
+SELECT scheduled_at FROM hourhand.runs WHERE run_id >= $1::bigint ORDER BY run_id LIMIT 1;
+
+-- name: plan_anew
+-- For the rest of the transaction: a plan for each question, since what is asked for differs much.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
+
+-- name: plan_by_index
+-- The same, and in the order of the indexes.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true);
+
+-- name: has_few_runs
+-- Whether a job has had at most $3 since $2.
+SELECT count(*) <= $3::bigint FROM (SELECT FROM hourhand.runs WHERE job_id = $1 AND scheduled_at >= $2 LIMIT $3 + 1) AS counted;
 
 -- name: list_lines
 -- What run $1, which is for the instant $2, said after its line $3.
@@ -112,7 +210,7 @@ SELECT run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, started_a
        payload, options, errors, reason
 FROM hourhand.dead
 WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-  AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
+  AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR error = $5)
   AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
   AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
   AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
@@ -122,7 +220,7 @@ ORDER BY died_at DESC, run_id DESC LIMIT $10;
 -- name: count_dead
 SELECT count(*) FROM hourhand.dead
 WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-  AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
+  AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR error = $5)
   AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
   AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
   AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)));
@@ -131,12 +229,13 @@ WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task 
 UPDATE hourhand.dead SET payload = $2::text::jsonb WHERE run_id = $1 RETURNING run_id;
 
 -- name: replay_dead
--- Back into the lane with fresh attempts, under the same id. A keyed run takes its key again;
--- if another run holds it, the dead one stays where it is.
+-- Back into the lane with fresh attempts, under the same id, the oldest first. A keyed run takes its key again; if another
+-- run holds it, the dead one stays where it is. With a rate ($11 a second) they become due one after the other, the first
+-- of all at $12, of which $13 have gone before.
 WITH wanted AS MATERIALIZED (
     SELECT d.run_id, d.task, d.key FROM hourhand.dead d
     WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-      AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
+      AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR error = $5)
       AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
   AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
   AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
@@ -158,12 +257,21 @@ back AS (
                                 options, errors)
     SELECT nextval('hourhand.run_numbers'), run_id, job_id, scheduled_at, enqueued_at, lane, 0, 0, task, payload, key, tags,
            options, errors
-    FROM (SELECT * FROM revived ORDER BY died_at, run_id) AS revived
+    FROM (SELECT * FROM revived WHERE $11::float8 IS NULL ORDER BY died_at, run_id) AS revived
     RETURNING run_id, lane, seq),
+spread AS (
+    INSERT INTO hourhand.delayed (due_at, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, crashes, task, payload, key, tags,
+                                  options, errors)
+    SELECT $12::timestamptz + make_interval(secs => ($13::bigint + row_number() OVER (ORDER BY died_at, run_id) - 1) / $11),
+           run_id, job_id, scheduled_at, enqueued_at, lane, 0, 0, task, payload, key, tags, options, errors
+    FROM revived WHERE $11 IS NOT NULL
+    RETURNING run_id, due_at),
 told AS (
-    SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, first)))
-    FROM (SELECT lane, min(seq) AS first FROM back GROUP BY lane) AS lanes)
-SELECT w.run_id, w.run_id IN (SELECT run_id FROM back) AS replayed FROM wanted w, told ORDER BY w.run_id;
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM back GROUP BY lane
+        UNION ALL SELECT 'd' FROM spread HAVING min(due_at) < clock_timestamp() + interval '2 seconds') AS words)
+SELECT w.run_id, b.run_id IS NOT NULL OR s.run_id IS NOT NULL AS replayed, s.due_at
+FROM told CROSS JOIN wanted w LEFT JOIN back b ON b.run_id = w.run_id LEFT JOIN spread s ON s.run_id = w.run_id ORDER BY w.run_id;
 
 -- name: purge_dead
 -- Out of the dead letters. The outcome and the errors stay in history; the payload goes.
@@ -171,7 +279,7 @@ WITH purged AS (
     DELETE FROM hourhand.dead WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.dead
         WHERE ($1::bigint[] IS NULL OR run_id = ANY ($1)) AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
-          AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR errors->-1->>'type' = $5)
+          AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR error = $5)
           AND ($6::timestamptz IS NULL OR died_at >= $6) AND ($7::timestamptz IS NULL OR died_at < $7)
   AND ($8::integer[] IS NULL OR lane / 4 = ANY ($8))
   AND ($9::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($9)))
@@ -187,7 +295,7 @@ RETURNING run_id;
 -- name: repeat_run
 -- A new run like one that ended, with the same payload and options.
 WITH old AS (
-    SELECT task, payload, lane, tags, options - '{unique_for,overlap}'::text[] AS options FROM hourhand.runs WHERE run_id = $1 AND payload IS NOT NULL),
+    SELECT task, payload, lane, tags, options - '{unique_for,overlap,after}'::text[] AS options FROM hourhand.runs WHERE run_id = $1 AND payload IS NOT NULL),
 fresh AS (
     INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, tags, options)
     SELECT number, number, clock_timestamp(), lane, task, payload, tags, nullif(options, '{}')
@@ -207,9 +315,7 @@ running AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.running GRO
 dead AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.dead GROUP BY 1)
 SELECT q.id, q.name, q.paused_at, coalesce(ready.runs, 0) AS ready, coalesce(delayed.runs, 0) AS delayed,
        coalesce(parked.runs, 0) AS parked, coalesce(running.runs, 0) AS running, coalesce(dead.runs, 0) AS dead,
-       (SELECT extract(epoch FROM clock_timestamp() - min(first))::float8 FROM (
-           SELECT (SELECT scheduled_at FROM hourhand.ready r WHERE r.lane = q.id * 4 + class ORDER BY seq LIMIT 1) AS first
-           FROM generate_series(0, 3) AS class) AS heads) AS oldest_seconds
+       hourhand.waits(q.id) AS oldest_seconds
 FROM hourhand.queues q
 LEFT JOIN ready ON ready.queue = q.id LEFT JOIN delayed ON delayed.queue = q.id LEFT JOIN parked ON parked.queue = q.id
 LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
@@ -252,7 +358,8 @@ FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4 WHERE p.crash
 SELECT * FROM (
     SELECT r.run_id, r.task, r.worker_id AS node, extract(epoch FROM clock_timestamp() - coalesce(r.begun_at, r.claimed_at))::float8 AS seconds,
            coalesce((r.options->>'timeout')::float8, t.timeout) AS timeout,
-           CASE WHEN t.weight >= 20 THEN t.mean + 3 * sqrt(t.variance) END AS usual
+           CASE WHEN t.weight >= 20 THEN t.mean + 3 * sqrt(t.variance) END AS usual,
+           r.job_id, r.attempt, (SELECT name FROM hourhand.queues q WHERE q.id = r.lane / 4) AS queue
     FROM hourhand.nodes n
     JOIN hourhand.running r ON r.worker_id = n.id
     LEFT JOIN hourhand.tasks t ON t.name = r.task

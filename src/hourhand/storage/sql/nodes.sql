@@ -94,14 +94,18 @@ stopped AS (
            CASE verdict WHEN 'cancelled' THEN coalesce(reason, 'cancelled')
                         ELSE 'its worker died after it had begun; how far it came is not known' END
     FROM judged WHERE verdict IN ('cancelled', 'lost')
-    RETURNING run_id, outcome),
+    RETURNING run_id, outcome, lane),
 buried AS (
     INSERT INTO hourhand.dead (died_at, worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
                                payload, key, tags, options, errors, reason)
     SELECT clock_timestamp(), worker_id, run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task,
            payload, key, tags, options, errors, format('%s workers in a row died while they held it', $1)
     FROM judged WHERE verdict = 'dead'
-    RETURNING run_id),
+    RETURNING run_id, lane),
+counted AS (
+    SELECT count(hourhand.tally(queue, outcome, runs)) FROM (
+        SELECT lane / 4 AS queue, outcome::text, count(*) AS runs FROM stopped GROUP BY 1, 2
+        UNION ALL SELECT lane / 4, 'dead', count(*) FROM buried GROUP BY 1) AS queues),
 apart AS (
     INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
                                  task, payload, key, tags, options, errors)
@@ -112,7 +116,7 @@ apart AS (
 told AS (
     SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM apart) AS tasks)
 SELECT (SELECT count(*) FROM apart) AS recovered, (SELECT count(*) FROM stopped WHERE outcome = 'cancelled') AS cancelled,
-       (SELECT count(*) FROM buried) AS buried, (SELECT count(*) FROM stopped WHERE outcome = 'lost') AS lost FROM told;
+       (SELECT count(*) FROM buried) AS buried, (SELECT count(*) FROM stopped WHERE outcome = 'lost') AS lost FROM told, counted;
 
 -- name: promote
 -- Due runs into their lanes, at a new place, those on probation apart; and when the next one is due.
@@ -156,14 +160,17 @@ late_delayed AS (
 late_parked AS (
     DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.parked WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED))
-    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors, expires_at)
-INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, lane, outcome, attempt, task, payload, key,
-                           tags, options, errors, reason)
-SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), lane, 'expired', attempt, task, payload, key,
-       tags, options, errors,
-       format('expired at %s before %s', expires_at, CASE WHEN attempt > 0 THEN 'its next attempt' ELSE 'a worker could start it' END)
-FROM (SELECT * FROM late_ready UNION ALL SELECT * FROM late_delayed UNION ALL SELECT * FROM late_parked) AS late
-RETURNING run_id;
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, lane, attempt, task, payload, key, tags, options, errors, expires_at),
+ended AS (
+    INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, finished_at, lane, outcome, attempt, task, payload, key,
+                               tags, options, errors, reason)
+    SELECT run_id, job_id, scheduled_at, enqueued_at, clock_timestamp(), lane, 'expired', attempt, task, payload, key,
+           tags, options, errors,
+           format('expired at %s before %s', expires_at, CASE WHEN attempt > 0 THEN 'its next attempt' ELSE 'a worker could start it' END)
+    FROM (SELECT * FROM late_ready UNION ALL SELECT * FROM late_delayed UNION ALL SELECT * FROM late_parked) AS late
+    RETURNING run_id, lane)
+SELECT run_id FROM ended, (
+    SELECT count(hourhand.tally(queue, 'expired', runs)) FROM (SELECT lane / 4 AS queue, count(*) AS runs FROM ended GROUP BY 1) AS queues) AS counted;
 
 -- name: tidy
 -- What nobody needs any more: keys that ran out, requests and reports of runs that ended,

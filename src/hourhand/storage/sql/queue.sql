@@ -9,17 +9,17 @@ SELECT run_id, duplicate, lane FROM hourhand.enqueue(
     $11::text::jsonb, $12::boolean, true);
 
 -- name: enqueue_plain
--- One run with nothing special about it, which is most of them: what the function would insert.
-INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload)
-SELECT number, number, clock_timestamp(), $1, $2, $3::text::jsonb FROM nextval('hourhand.run_numbers') AS number
+-- One run with nothing special about it but its trace, if it has one; which is most of them: what the function would insert.
+INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
+SELECT number, number, clock_timestamp(), $1, $2, $3::text::jsonb, $4::text::jsonb FROM nextval('hourhand.run_numbers') AS number
 RETURNING run_id;
 
 -- name: enqueue_plains
 -- The same for those that came while the statement before was under way; in the order they came.
-INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload)
-SELECT number, number, clock_timestamp(), lane, task, payload::jsonb
-FROM (SELECT nextval('hourhand.run_numbers') AS number, lane, task, payload
-      FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (lane, task, payload)) AS numbered
+INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
+SELECT number, number, clock_timestamp(), lane, task, payload::jsonb, options::jsonb
+FROM (SELECT nextval('hourhand.run_numbers') AS number, lane, task, payload, options
+      FROM unnest($1::integer[], $2::text[], $3::text[], $4::text[]) AS given (lane, task, payload, options)) AS numbered
 RETURNING run_id;
 
 -- name: queue_number
@@ -88,7 +88,8 @@ SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused,
 FROM hourhand.queues q;
 
 -- name: finish
--- Runs that ended, into history. Rows whose claim was lost are simply not there.
+-- Runs that ended, into history. Rows whose claim was lost are simply not there. Of one that another follows, $10 says which
+-- trace that belongs to.
 WITH ended AS (
     DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
         SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
@@ -100,12 +101,13 @@ INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at
 SELECT e.run_id, job_id, scheduled_at, enqueued_at, to_timestamp(f.started), to_timestamp(f.finished), worker_id, lane,
        coalesce(f.outcome, 'succeeded')::hourhand.outcome,
        CASE WHEN f.started IS NULL THEN attempt ELSE attempt + 1 END,
-       task, payload, key, tags, options, coalesce(f.errors::jsonb, e.errors), f.result::jsonb,
+       task, payload, key, tags, CASE WHEN f.onward IS NULL THEN options ELSE options || f.onward::jsonb END,
+       coalesce(f.errors::jsonb, e.errors), f.result::jsonb,
        CASE WHEN f.outcome = 'cancelled'
             THEN coalesce((SELECT c.reason FROM hourhand.cancels c WHERE c.run_id = e.run_id), f.reason)
             ELSE f.reason END
-FROM ended e JOIN unnest($2::bigint[], $4::float8[], $5::float8[], $6::text[], $7::text[], $8::text[], $9::text[])
-    AS f (run_id, started, finished, outcome, result, errors, reason) ON f.run_id = e.run_id
+FROM ended e JOIN unnest($2::bigint[], $4::float8[], $5::float8[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+    AS f (run_id, started, finished, outcome, result, errors, reason, onward) ON f.run_id = e.run_id
 RETURNING run_id;
 
 -- name: retry
@@ -237,7 +239,7 @@ SELECT encode(token, 'hex') AS token, result FROM hourhand.effects WHERE token =
 
 -- name: finish_once
 -- The end of an exactly-once run, in the transaction of its own writes: its claim must still hold ($1, $2, $3), and its token
--- ($4) must be new. The caller commits if both are so, and rolls everything back if not.
+-- ($4) must be new. The caller commits if both are so, and rolls everything back if not. $8: as with finish.
 WITH ended AS (
     DELETE FROM hourhand.running WHERE worker_id = $1::integer AND run_id = $2::bigint AND token = $3::bigint RETURNING *),
 effect AS (
@@ -248,7 +250,8 @@ written AS (
     INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
                                attempt, task, payload, key, tags, options, errors, result, reason)
     SELECT run_id, job_id, scheduled_at, enqueued_at, to_timestamp($5::float8), clock_timestamp(), worker_id, lane, 'succeeded',
-           attempt + 1, task, payload, key, tags, options, errors, $6::text::jsonb, $7::text
+           attempt + 1, task, payload, key, tags,
+           CASE WHEN $8::text IS NULL THEN options ELSE options || $8::text::jsonb END, errors, $6::text::jsonb, $7::text
     FROM ended WHERE run_id IN (SELECT run_id FROM effect)
     RETURNING run_id)
 SELECT (SELECT count(*) FROM ended) AS held, (SELECT count(*) FROM effect) AS fresh, (SELECT count(*) FROM written) AS written;

@@ -183,13 +183,18 @@ ledger AS (
     LEFT JOIN made ON made.schedule_id = all_.schedule_id
     RETURNING schedule_id, runs),
 left_behind AS (SELECT count(*) AS jobs FROM left_out),
+too_late AS MATERIALIZED (
+    SELECT schedule_id, count(*) AS missed, count(*) FILTER (WHERE missed_window = 'RUN_ONCE' AND place > 1) AS coalesced,
+           count(*) FILTER (WHERE missed_window = 'SKIP' OR missed_window = 'RUN_ALL' AND place > max_missed) AS skipped
+    FROM judged WHERE missed GROUP BY schedule_id),
 told AS (
     SELECT count(pg_notify('hourhand', word)) FROM (
         SELECT format('r:%s:%s', lane, min(seq)) AS word FROM started GROUP BY lane
         UNION ALL SELECT 'd' WHERE EXISTS (SELECT FROM spread)) AS words)
 SELECT ledger.schedule_id, ledger.runs, left_behind.jobs AS left_out,
-       CASE WHEN $11 THEN ARRAY(SELECT DISTINCT name FROM judged WHERE judged.schedule_id = ledger.schedule_id ORDER BY name LIMIT 5) END AS jobs
-FROM ledger, told, left_behind;
+       CASE WHEN $11 THEN ARRAY(SELECT DISTINCT name FROM judged WHERE judged.schedule_id = ledger.schedule_id ORDER BY name LIMIT 5) END AS jobs,
+       coalesce(too_late.missed, 0) AS missed, coalesce(too_late.coalesced, 0) AS coalesced, coalesce(too_late.skipped, 0) AS skipped
+FROM ledger LEFT JOIN too_late ON too_late.schedule_id = ledger.schedule_id, told, left_behind;
 
 -- name: zoned_schedules
 -- The cron schedules of a shard that go by a zone's clock and are still ahead, and since when nothing of them was fired: new
