@@ -25,6 +25,7 @@ from hourhand.core.errors import (
     UnknownJob,
     UnknownRun,
 )
+from hourhand.core.notice import Alert
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.task import Task
@@ -33,6 +34,7 @@ from hourhand.surfaces.views import JobView, NodeView, QueueView, RunView
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alert",
     "Cancelled",
     "ClaimLost",
     "ConfigurationError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import ctypes
 import os
 import re
@@ -14,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
 
 from hourhand.core.actor import ACTOR
 from hourhand.core.backoff import Retry
@@ -22,32 +23,40 @@ from hourhand.core.chain import need_steps
 from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.job import define_job, job_options
+from hourhand.core.notice import Alert
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.registry import Hook, Middleware, Registry
 from hourhand.core.sealing import Sealer, sealer
 from hourhand.core.settings import settings_from
 from hourhand.core.task import check_name, define_task
-from hourhand.engine.scheduler import Scheduler
-from hourhand.engine.worker import Worker, WorkerOptions
+from hourhand.core.tracing import Doing, enqueueing
 from hourhand.storage import foreign, statements
 from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
 from hourhand.storage.enqueue import EnqueueGateway, call_arguments
 from hourhand.surfaces.access import AuditLog, Keys
+from hourhand.surfaces.alerts import Alerts
+from hourhand.surfaces.dead_letters import Dead
 from hourhand.surfaces.deployment import Deployment
 from hourhand.surfaces.encryption import Encryption
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.jobs import Jobs
 from hourhand.surfaces.portal import Portal
+from hourhand.surfaces.statistics import Statistics
 from hourhand.surfaces.task import Task
-from hourhand.surfaces.verbs import Dead, Nodes, Queues, Runs, Shards
+from hourhand.surfaces.verbs import Nodes, Queues, Runs, Shards
 from hourhand.surfaces.views import EnqueuedRuns
 from hourhand.targets.builtin import builtin_targets, close_targets
+from hourhand.targets.channels import check_hook
+
+if TYPE_CHECKING:
+    from hourhand.engine.metrics_server import MetricsServer
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+AlertHook = TypeVar("AlertHook", bound=Callable[[Alert], Any])
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -86,8 +95,10 @@ class Hourhand:
         self.queues = Queues(self._database, self.name)
         self.nodes = Nodes(self._database, self.name)
         self.shards = Shards(self._database, self.name)
+        self.statistics = Statistics(self._database, self.name)
         self.keys = Keys(self._database, self.name)
         self.audit = AuditLog(self._database, self.name)
+        self.alerts = Alerts(self._database, lambda: self.settings, self.registry, self.name)
         self.encryption = Encryption(self._database, self.name)
         self.jobs = Jobs(self)
 
@@ -186,6 +197,12 @@ class Hourhand:
         self.registry.shutdown.append(hook)
         return hook
 
+    def on_alert(self, hook: AlertHook) -> AlertHook:
+        """Called with each `Alert`, when it is opened and when it is over, in one of the processes that have this app."""
+        check_hook(hook)
+        self.registry.alert_hooks.append(hook)
+        return hook
+
     # Enqueueing tasks whose code is elsewhere
 
     async def enqueue(self, task: str, payload: Mapping[str, Any] | None = None, **options: Any) -> RunHandle:
@@ -228,13 +245,20 @@ class Hourhand:
         return known.codec.encode if known else partial(encode_untyped, task), queue, priority, merged
 
     async def _enqueue(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
+        doing = enqueueing(arguments[0], arguments[2])
+        if doing is None:
+            return await self._put(arguments, options)
+        with doing:
+            return _noted(doing, await self._put(arguments, options, doing))
+
+    async def _put(self, arguments: tuple[Any, ...], options: EnqueueOptions, doing: Doing | None = None) -> RunHandle:
         connection = options.connection or await joined() or (await self._database()).joined
         if connection is not None:
             await self._make_queue(arguments[2])
-            row = await foreign.fetch_async(connection, self._enqueue_statement, (*arguments, True))
+            row = await foreign.fetch_async(connection, self._enqueue_statement, _traced(arguments, doing))
             number, duplicate = int(row[0]), bool(row[1])
         else:
-            number, duplicate = await (await self._open()).gateway.enqueue(arguments)
+            number, duplicate = await (await self._open()).gateway.enqueue(arguments, doing)
         return RunHandle(self, number, duplicate)
 
     def _enqueue_sync(self, arguments: tuple[Any, ...], options: EnqueueOptions) -> RunHandle:
@@ -242,8 +266,10 @@ class Hourhand:
         if connection is not None:
             if arguments[2] not in self._queues_made:
                 self.sync(self._make_queue(arguments[2]))
-            row = foreign.fetch_sync(connection, self._enqueue_statement, (*arguments, True))
-            return RunHandle(self, int(row[0]), bool(row[1]))
+            doing = enqueueing(arguments[0], arguments[2])
+            with doing or contextlib.nullcontext():
+                row = foreign.fetch_sync(connection, self._enqueue_statement, _traced(arguments, doing))
+                return _noted(doing, RunHandle(self, int(row[0]), bool(row[1])))
         return self.sync(self._enqueue(arguments, options))
 
     @property
@@ -327,26 +353,59 @@ class Hourhand:
     # Working
 
     async def work(
-        self, *, queues: list[str] | None = None, concurrency: int = 50, shutdown_grace: float = 25.0, handle_signals: bool = True
-    ) -> None:
-        """Run a worker here, until SIGTERM or Ctrl-C. The jobs this app declares are brought into force."""
+        self, *, queues: list[str] | None = None, concurrency: int = 50, shutdown_grace: float = 25.0, handle_signals: bool = True,
+        metrics_port: int = 0, metrics_host: str = "127.0.0.1",
+    ) -> None:  # fmt: skip
+        """Run a worker here, until SIGTERM or Ctrl-C. The jobs this app declares are brought into force.
+
+        With `metrics_port`, Prometheus finds `/metrics` there.
+        """
+        # Here and below: whoever merely enqueues need not wait for the engine to be imported.
+        from hourhand.engine.worker import Worker, WorkerOptions
+
         options = WorkerOptions(
             queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace, labels=self.deployment.labels
         )  # fmt: skip
-        worker = Worker(await self._database(), self.settings, self.registry, options)
-        async with self.deployment.kept():
-            await worker.run(handle_signals=handle_signals)
+        async with _served(metrics_host, metrics_port) as server:
+            worker = Worker(database := await self._database(), self.settings, self.registry, options)
+            if server is not None:
+                server.show_worker(worker, [database])
+            async with self.deployment.kept():
+                await worker.run(handle_signals=handle_signals)
 
-    async def schedule(self, *, handle_signals: bool = True) -> None:
+    async def schedule(self, *, handle_signals: bool = True, metrics_port: int = 0, metrics_host: str = "127.0.0.1") -> None:
         """Run a scheduler here, until SIGTERM or Ctrl-C: it fires what is due, and runs none of it."""
-        scheduler = Scheduler(await self._database(), self.settings, self.deployment.labels)
-        async with self.deployment.kept():
-            await scheduler.run(handle_signals=handle_signals)
+        from hourhand.engine.scheduler import Scheduler
+
+        async with _served(metrics_host, metrics_port) as server:
+            scheduler = Scheduler(database := await self._database(), self.settings, self.deployment.labels, self.registry)
+            if server is not None:
+                server.show_scheduler(scheduler, [database])
+            async with self.deployment.kept():
+                await scheduler.run(handle_signals=handle_signals)
 
     @property
     def deployment(self) -> Deployment:
         """The declared jobs of this code, and bringing them into force."""
         return Deployment(self)
+
+
+def _traced(arguments: tuple[Any, ...], doing: Doing | None) -> tuple[Any, ...]:
+    """What the statement takes, on a connection of the caller's."""
+    return (*arguments, True) if doing is None else (*arguments[:-1], doing.kept(arguments[-1]), True)
+
+
+def _noted(doing: Doing | None, handle: RunHandle) -> RunHandle:
+    if doing is not None:
+        known = {"hourhand.duplicate": True} if handle.duplicate else {}
+        doing.note({"messaging.message.id": handle.id, "hourhand.run_id": handle.id, **known})
+    return handle
+
+
+def _served(host: str, port: int) -> contextlib.AbstractAsyncContextManager[MetricsServer | None]:
+    from hourhand.engine.metrics_server import Address, served
+
+    return served(Address(host, port))
 
 
 def _module_of(frame: FrameType) -> str:

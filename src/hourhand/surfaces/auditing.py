@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from hourhand.core.actor import ACTOR, NOBODY, Actor
@@ -61,6 +62,20 @@ def described(view: JobView, names: Sequence[str], sealer: Sealer) -> dict[str, 
     return {name: value for name, value in plain.items() if name not in _VOLATILE}
 
 
+def job_entry(action: str, before: JobView | None, after: JobView | None, names: Sequence[str], sealer: Sealer) -> dict[str, Any]:
+    """What goes on record about a job that was added, changed or deleted."""
+    job = after or before
+    assert job is not None
+    was, now = (None if one is None else described(one, names, sealer) for one in (before, after))
+    if before is not None and after is not None and was is not None and now is not None:
+        payloads = was["payload"], now["payload"]
+        was, now = differences(was, now)
+        if before.payload != after.payload:
+            # Also where a secret was all that changed, and both look alike.
+            was["payload"], now["payload"] = payloads
+    return {"action": action, "subject": job.job_id, "name": job.name, "queue": job.queue, "before": was, "after": now}
+
+
 def payload_for_record(redacted: Any, sealer: Sealer) -> Any:
     """The record can only be added to, so no key is ever changed in it: what is encrypted elsewhere is not in it at all."""
     return "[encrypted]" if sealer.active else redacted
@@ -101,6 +116,10 @@ async def list_changes(
         None if who.queues is None else list(who.queues), None if who.prefixes is None else list(who.prefixes),
         who.has_role("admin"),
     )  # fmt: skip
+    return changes_of(rows)
+
+
+def changes_of(rows: Sequence[asyncpg.Record]) -> list[Change]:
     decoded = []
     for row in rows:
         fields = dict(row)

@@ -7,70 +7,47 @@ transaction of theirs, `..._sync(connection=...)`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import asyncpg
-import msgspec
 
 from hourhand.core import ids
-from hourhand.core.account import MOMENT, UNEXPLAINED, Account, Line
 from hourhand.core.actor import ACTOR
-from hourhand.core.chain import need_steps
 from hourhand.core.errors import Forbidden, InvalidOption, InvalidPayload, NotPossible, PreconditionFailed, UnknownJob
-from hourhand.core.fairness import lane_of
 from hourhand.core.job import MISSED, JobDefinition, JobOptions, define_job, job_options
-from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
-from hourhand.core.redaction import REDACTED, check_destination, marks_in, mentions, redact, restore
-from hourhand.storage import foreign, statements
+from hourhand.core.redaction import REDACTED, marks_in, mentions, redact, restore
+from hourhand.storage import foreign
 from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database
 from hourhand.storage.jobs import (
     BulkJobs,
     CallersDoor,
-    CallersSyncDoor,
     Door,
     OwnDoor,
-    prepare,
     present,
     put_job,
     run_now,
-    sees_commits,
 )
-from hourhand.surfaces.auditing import changing, described, differences, payload_for_record, record, record_many
-from hourhand.surfaces.past import Backfill, gather_facts, not_expected, plan_backfill
+from hourhand.surfaces.auditing import changing, job_entry, payload_for_record, record, record_many
+from hourhand.surfaces.job_insight import JobInsight
+from hourhand.surfaces.job_lists import JobLists
 from hourhand.surfaces.stored import StoredJob, changed
-from hourhand.surfaces.verbs import Verbs, check
-from hourhand.surfaces.views import Audit, BulkAdded, JobView, Resumed, RunView, Triggered
+from hourhand.surfaces.verbs import check
+from hourhand.surfaces.views import BulkAdded, JobView, Resumed, RunView, Triggered
 
-if TYPE_CHECKING:
-    from hourhand.surfaces.app import Hourhand
-
-T = TypeVar("T")
 STATES = ("active", "paused", "finished")
-MOST_LINES = 100_000
-MOST_PROVEN = 200_000
-"""More than the firings of 90 days, one each minute."""
-BACKFILL_CHUNK = 500
 EACH_RECORDED = 20_000
 """Jobs of one `add_many` up to which the audit log has an entry for each."""
-VETTED_AT_ONCE = 200
 JobViews = list[JobView]
 RunViews = list[RunView]
 Instants = list[datetime]
-Lines = list[Line]
 
 
-class Jobs(Verbs):
-    def __init__(self, app: Hourhand) -> None:
-        super().__init__(app._database, app.name)
-        self._app = app
-        self._queues: dict[str, int] = {}
-
+class Jobs(JobLists, JobInsight):
     # Adding and changing
 
     async def add(
@@ -124,20 +101,6 @@ class Jobs(Verbs):
             if outcome != "unchanged":
                 await self._note(door, "job.add" if outcome == "added" else "job.update", before.view() if before else None, view)
         return view
-
-    async def _note(self, door: Door, action: str, before: JobView | None, after: JobView | None) -> None:
-        """For the record: of a job that changed, what changed."""
-        job = after or before
-        assert job is not None
-        names, sealer = self._app.settings.secret_names, self._app._sealer
-        was, now = (None if one is None else described(one, names, sealer) for one in (before, after))
-        if was is not None and now is not None:
-            payloads = was["payload"], now["payload"]
-            was, now = differences(was, now)
-            if before is not None and after is not None and before.payload != after.payload:
-                # Also where a secret was all that changed, and both look alike.
-                was["payload"], now["payload"] = payloads
-        await record(door, self._app.name, action, subject=job.job_id, name=job.name, queue=job.queue, before=was, after=now)
 
     async def update(self, name: str, *, version: int | None = None, connection: Any = None, **changes: Any) -> JobView:
         """Change what is named and leave the rest. A job whose schedule stays keeps its pending firing.
@@ -250,15 +213,12 @@ class Jobs(Verbs):
         after, names, sealer = await self._views(own, named), self._app.settings.secret_names, self._app._sealer
 
         def entries() -> list[dict[str, Any]]:
-            found = []
-            for job in after.values():
-                was, now = before.get(job.name), described(job, names, sealer)
-                old, new = (None, now) if was is None else differences(described(was, names, sealer), now)
-                if was is None or was.version != job.version:
-                    action = "job.add" if was is None else "job.update"
-                    about = {"subject": job.job_id, "name": job.name, "queue": job.queue}
-                    found.append({"action": action, **about, "before": old, "after": new})
-            return found
+            changes = [(before.get(name), job) for name, job in after.items()]
+            return [
+                job_entry("job.add" if was is None else "job.update", was, job, names, sealer)
+                for was, job in changes
+                if was is None or was.version != job.version
+            ]
 
         await record_many(door, self._app.name, await asyncio.to_thread(entries))
 
@@ -382,197 +342,6 @@ class Jobs(Verbs):
             await self._act(door, "job.trigger", stored, about)
         return done
 
-    async def _act(self, door: Door, action: str, stored: StoredJob, after: dict[str, Any]) -> None:
-        job = stored.definition
-        await record(door, self._app.name, action, subject=ids.job_id(stored.number), name=job.name, queue=job.queue, after=after)
-
-    # The past, again
-
-    async def backfill(
-        self, name: str, since: datetime, until: datetime, *, dry_run: bool = False, cap: int = 1_000, rate: float = 10.0,
-        order: str = "oldest", again: bool = False, progress: Callable[[Backfill], None] | None = None,
-    ) -> Backfill:  # fmt: skip
-        """Runs for the firings of a past period, [since, until), that have not succeeded.
-
-        `cap`: more than that is refused. `rate`: how many start in a second. `order`: `oldest` or `newest` first. Asked for
-        twice, it makes each run once; `again` makes them all anew, those that succeeded included.
-        """
-        database = await self._app._database()
-        stored = await self._find(OwnDoor(database), name)
-        planned = await plan_backfill(database, stored, since, until, cap=cap, rate=rate, order=order, again=again)
-        planned.dry_run = dry_run
-        if dry_run:
-            return planned
-        for begun in range(0, len(planned.instants), BACKFILL_CHUNK):
-            part = planned.instants[begun : begun + BACKFILL_CHUNK]
-            async with database.together():
-                rows = await database.fetch("backfill_job", stored.number, part, rate, begun, again)
-                if not begun:
-                    about = {"since": since, "until": until, "runs": len(planned.instants), "rate": rate, "again": again}
-                    await self._act(OwnDoor(database), "job.backfill", stored, about)
-            planned.runs += [(row[0], row[1]) for row in rows]
-            if progress is not None:
-                progress(planned)
-        return planned
-
-    async def follow(self, backfill: Backfill) -> AsyncIterator[Backfill]:
-        """A look at how far a backfill is, each time the caller asks; ends when all of its runs have."""
-        database = await self._app._database()
-        while backfill.ended < len(backfill.runs):
-            backfill.ended, backfill.succeeded = await _ended(database, backfill.runs, None)
-            yield backfill
-
-    async def ended(self, name: str, runs: Sequence[tuple[int, datetime]]) -> tuple[int, int]:
-        """Of these runs of the job, each with the instant it is for: how many have ended, and how many of them well."""
-        database = await self._app._database()
-        return await _ended(database, runs, await self._number(database, name))
-
-    async def cancel_backfill(self, name: str, since: datetime, until: datetime) -> int:
-        """Call off what backfills of this period have not started yet, and forget it, so that it can be asked for again."""
-        check(since=since, until=until)
-        database = await self._app._database()
-        stored = await self._find(OwnDoor(database), name)
-        number = stored.number
-        async with database.together():
-            # The last first: of runs that wait for each other, none moves up to be called off.
-            runs = sorted((row["run_id"] for row in await database.fetch("pending_backfill", number, since, until)), reverse=True)
-            called_off = [run for run in runs if await database.fetchval("cancel_pending", run, "the backfill was called off")]
-            await database.fetch("forget_backfill", number, called_off)
-            about = {"since": since, "until": until, "called_off": len(called_off)}
-            await self._act(OwnDoor(database), "job.cancel_backfill", stored, about)
-        return len(called_off)
-
-    # The record
-
-    async def why(self, name: str, *, at: datetime | None = None, since: datetime | None = None, until: datetime | None = None) -> Lines:  # fmt: skip
-        """What became of every firing expected at `at`, or from `since` (default: a day ago) until `until` (default: now)."""
-        stored, account, low, high = await self._account(name, at, since, until)
-        lines = await _counted(account.lines(low, high), MOST_LINES)
-        lines = sorted([*lines, *account.besides()], key=lambda line: line.scheduled_at)
-        if at is not None and not lines:
-            raise NotPossible(not_expected(stored, at))
-        return lines
-
-    async def audit(self, name: str, since: datetime, until: datetime) -> Audit:
-        """The proof: every firing expected in [since, until) has exactly one recorded outcome, or these have not."""
-        _, account, low, high = await self._account(name, None, since, until)
-        expected, due, unexplained = 0, 0, []
-        for line in await _counted(account.lines(low, high), MOST_PROVEN):
-            expected += 1
-            due += line.outcome == "due"
-            if line.outcome == UNEXPLAINED:
-                unexplained.append(line.scheduled_at)
-        return Audit(expected, due, tuple(unexplained), tuple(sorted(account.doubles)))
-
-    async def _account(
-        self, name: str, at: datetime | None, since: datetime | None, until: datetime | None
-    ) -> tuple[StoredJob, Account, datetime, datetime]:
-        check(at=at, since=since, until=until)
-        database = await self._app._database()
-        stored = await self._find(OwnDoor(database), name)
-        if at is not None:
-            low, high = at, at + timedelta(seconds=1) if not at.microsecond else at + MOMENT
-        else:
-            low = since or stored.present - timedelta(days=1)
-            high = until or stored.present
-        if low >= high:
-            raise InvalidOption("the period is empty: until must be after since")
-        return stored, Account(await gather_facts(database, stored, low, high)), low, high
-
-    # Helpers
-
-    async def _door(self, connection: Any) -> Door:
-        database = await self._app._database()
-        return OwnDoor(database) if connection is None else CallersDoor(connection, database.sql)
-
-    def _now(self, connection: Any, work: Callable[[Door], Coroutine[Any, Any, T]]) -> T:
-        """For callers without an event loop: on the connection they gave, or on one of ours."""
-        connection = connection or joined_sync()
-        if connection is not None:
-            result: T = run_now(work(self._sync_door(connection)))
-            return result
-
-        async def own() -> T:
-            return await work(await self._door(None))
-
-        return self._app.sync(own())
-
-    def _sync_door(self, connection: Any) -> Door:
-        return CallersSyncDoor(connection, statements.load(self._app.settings.schema))
-
-    async def _prepare(self, door: Door, job: JobDefinition, now: datetime, number: int | None = None) -> dict[str, Any]:
-        sees = await sees_commits(door)
-
-        async def work() -> dict[str, Any]:
-            return await prepare(await self._app._database(), job, now, number, sees_commits=sees)
-
-        return self._app.sync(work()) if isinstance(door, CallersSyncDoor) else await work()
-
-    async def _find(self, door: Door, name: str) -> StoredJob:
-        if not isinstance(name, str) or "\0" in name:
-            raise UnknownJob(f"{name!r} is neither the name nor the id of a job")
-        row = await door.row("find_job", name, ids.parse_job_id(name))
-        if row is None:
-            raise UnknownJob(f"there is no job {name!r}")
-        stored = StoredJob.of(row[0], self._app._sealer)
-        if not ACTOR.get().may_touch(stored.definition.queue, stored.definition.name):
-            raise UnknownJob(f"there is no job {name!r} among what {ACTOR.get().name} may see")
-        self._queues[stored.definition.queue] = stored.queue_number
-        return stored
-
-    def _restored(self, stored: StoredJob, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes by somebody who may have seen the payload redacted: what was hidden from him stays what it is, and hidden."""
-        made, job = dict(changes), stored.definition
-        marks = marks_in(job.options)
-        hides = mentions(made.get("payload"))
-        if isinstance(made.get("secret"), (list, tuple)) and (hides or "payload" not in made):
-            # A value that he has not given himself is not shown to him because he says that it is no secret.
-            made["secret"] = (*marks, *made["secret"])
-        if hides:
-            every, original = (*marks, *self._app.registry.marks_of(job.task)), msgspec.json.decode(job.payload)
-            made["payload"] = restore(made["payload"], original, every, self._app.settings.secret_names)
-            check_destination(made.get("task") or job.task, original, made["payload"])
-        return made
-
-    async def _unredacted(self, door: Door, name: str, given: JobOptions) -> JobOptions:
-        """The same for a job that is given whole: what it hides is what the job of its name has there."""
-        row = await door.row("find_job", name, None)
-        stored = None if row is None else StoredJob.of(row[0], self._app._sealer)
-        if stored is None or not self._actor.may_touch(stored.definition.queue, name):
-            return dataclasses.replace(given, payload=restore(given.payload, None))
-        return dataclasses.replace(given, **self._restored(stored, {"payload": given.payload, "secret": given.secret}))
-
-    async def _number(self, database: Database, name: str) -> int:
-        return (await self._find(OwnDoor(database), name)).number
-
-    async def _queue_number(self, queue: str | None, task: Any) -> None:
-        """Known before any transaction of the caller's is touched: a new queue must not wait for its end."""
-        name = getattr(task, "name", task)
-        definition = self._app.registry.find(name) if isinstance(name, str) else None
-        for one in {queue, definition.queue if definition else "default"} - {None}:
-            if isinstance(one, str) and one not in self._queues:
-                checked = merge(EnqueueOptions(), {"queue": one}).queue
-                self._queues[one] = await (await self._app._open()).gateway.queue_number(checked or one)
-
-    async def _vet(self, task: Any, payload: Any) -> None:
-        """What a target has against a payload, beyond its types: known before any transaction of the caller's is touched."""
-        name = getattr(task, "name", task)
-        definition = self._app.registry.find(name) if isinstance(name, str) else None
-        # What hides something is vetted when that has been put back.
-        if definition is not None and definition.vet is not None and not mentions(payload):
-            await definition.vet({} if payload is None else payload)
-
-    async def _vet_stored(self, door: Door, job: JobDefinition) -> None:
-        """The same for a payload that is known only when the stored one has been looked at."""
-        vetting = self._vet(job.task, msgspec.json.decode(job.payload))
-        self._app.sync(vetting) if isinstance(door, CallersSyncDoor) else await vetting
-
-    def _need(self, job: JobDefinition, steps: bool = True) -> None:
-        """Whether this one may make a job such as this."""
-        self._actor.need(job.queue, job.name, f"job {job.name!r} in queue {job.queue!r}")
-        if steps and self._actor.scoped:
-            need_steps(self._actor, job.options)
-
     async def _permit_many(self, database: Database, jobs: Sequence[tuple[int, JobDefinition]]) -> None:
         """Whether those that would be replaced are his to replace."""
         rows = await database.apart("queues_of_jobs", [job.name for _, job in jobs])
@@ -583,43 +352,6 @@ class Jobs(Verbs):
                     f"job number {place}: {job.name!r} is the name of a job outside of what {self._actor.name} may touch. "
                     "Nothing was added"
                 )
-
-    async def _vet_many(self, jobs: Sequence[tuple[int, JobDefinition]]) -> None:
-        """The same, once for each host of a URL, however many jobs call it: all else about them has been checked."""
-        distinct: dict[tuple[str, str], tuple[int, JobDefinition, dict[str, Any]]] = {}
-        for place, job in jobs:
-            definition = self._app.registry.find(job.task)
-            if definition is not None and definition.vet is not None:
-                payload = msgspec.json.decode(job.payload)
-                host = "/".join(str(payload.get("url", "")).split("/", 3)[:3])
-                distinct.setdefault((job.task, host or job.payload), (place, job, payload))
-
-        async def vet(place: int, job: JobDefinition, payload: dict[str, Any]) -> None:
-            try:
-                await self._vet(job.task, payload)
-            except ValueError as error:
-                raise InvalidOption(f"job number {place}: {error}. Nothing was added") from error
-
-        waiting = list(distinct.values())
-        for begun in range(0, len(waiting), VETTED_AT_ONCE):
-            await asyncio.gather(*(vet(*one) for one in waiting[begun : begun + VETTED_AT_ONCE]))
-
-    def _lane(self, job: JobDefinition) -> int:
-        return lane_of(self._queues[job.queue], job.priority)
-
-
-async def _ended(database: Database, runs: Sequence[tuple[int, datetime]], job: int | None) -> tuple[int, int]:
-    row = await database.fetchrow("ended_runs", [run for run, _ in runs], [at for _, at in runs], job)
-    assert row is not None
-    return row["ended"], row["succeeded"]
-
-
-async def _counted(lines: Iterator[Line], most: int) -> Lines:
-    """All of them, unless they are too many; in a thread, since that takes seconds, in which others want to be served."""
-    found = await asyncio.to_thread(list, islice(lines, most + 1))
-    if len(found) > most:
-        raise InvalidOption(f"the period has more than {most:,} firings; narrow it")
-    return found
 
 
 def _check_version(stored: StoredJob, version: int | None) -> None:

@@ -1,31 +1,28 @@
-"""The verbs on runs, dead letters, queues and nodes: `app.runs`, `app.dead`, `app.queues`, `app.nodes`."""
+"""The verbs on runs, queues and nodes: `app.runs`, `app.queues`, `app.nodes`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from hourhand.core import ids
 from hourhand.core.actor import ACTOR, Actor
-from hourhand.core.errors import InvalidOption, NotPossible, UnknownQueue, UnknownRun
-from hourhand.core.payload import encode_untyped
-from hourhand.core.redaction import check_destination, marks_in, mentions, restore
-from hourhand.core.registry import Registry
+from hourhand.core.errors import InvalidOption, NotPossible, UnknownJob, UnknownQueue, UnknownRun
 from hourhand.core.task import check_name
 from hourhand.storage.database import Database
 from hourhand.storage.jobs import OwnDoor
-from hourhand.surfaces.auditing import MOST_NAMES, current_actor, payload_for_record, record
+from hourhand.surfaces.auditing import current_actor, record
+from hourhand.surfaces.run_search import EFFORT, MOST_EFFORT, Found, Wanted, look
 from hourhand.surfaces.views import FINISHED, STATES, LineView, NodeView, QueueView, RunView, ShardView
 
 Open = Callable[[], Awaitable[Database]]
-Filter = list[Any]
-"""The first nine parameters of the statements on dead letters."""
-_EVER = datetime(1, 1, 1, tzinfo=UTC)
-_BEFORE = 6
-BATCH = 1_000
+AT_ONCE = (None, None, 0)
+"""Of dead letters that go back: at no rate, from no instant on, the first of them."""
+
+_NO_QUEUE = -1
 
 
 class Verbs:
@@ -65,6 +62,8 @@ class Verbs:
         if name is None:
             return None
         actor, number = ACTOR.get(), await database.fetchval("queue_by_name", name)
+        if number is None and actor.prefixes is not None:
+            return _NO_QUEUE  # which queues there are is not for a key that opens a part of the jobs
         if number is None or (actor.queues is not None and name not in actor.queues):
             raise UnknownQueue(f"there is no queue {name!r}")
         return int(number)
@@ -103,21 +102,54 @@ class Runs(Verbs):
 
     async def list(
         self, *, state: str | Sequence[str] | None = None, task: str | None = None, queue: str | None = None,
-        tag: str | None = None, key: str | None = None, since: datetime | None = None, below: str | None = None, limit: int = 20,
+        tag: str | None = None, key: str | None = None, job: str | None = None, node: int | None = None,
+        since: datetime | None = None, below: str | None = None, limit: int = 20,
     ) -> list[RunView]:  # fmt: skip
-        """The newest runs that match. `below`: the last id of the page before."""
-        states = [state] if isinstance(state, str) else None if state is None else list(state)
+        """The newest runs that match. `job`: its name or id. `below`: the last id of the page before."""
+        filters: dict[str, Any] = {
+            "state": state, "task": task, "queue": queue, "tag": tag, "key": key, "job": job, "node": node, "since": since,
+        }  # fmt: skip
+        found: list[RunView] = []
+        effort = EFFORT
+        while True:
+            page = await self.look(below=below, limit=limit - len(found), effort=effort, **filters)
+            found += page.runs
+            if page.below is None or len(found) >= limit:
+                return found
+            below, effort = page.below, min(4 * effort, MOST_EFFORT)
+
+    async def look(
+        self, *, state: str | Sequence[str] | None = None, task: str | None = None, queue: str | None = None,
+        tag: str | None = None, key: str | None = None, job: str | None = None, node: int | None = None,
+        since: datetime | None = None, below: str | None = None, limit: int = 20, effort: int = EFFORT,
+    ) -> Found:  # fmt: skip
+        """The same, as far as can be seen at once: fewer than `limit` may be found where there are more."""
+        states = None if state is None else (state,) if isinstance(state, str) else tuple(state)
         for one in states or ():
             if one not in STATES:
                 raise InvalidOption(f"{one!r} is not a state; the states are {', '.join(STATES)}")
         check(limit=limit, since=since)
+        if node is not None and not 0 < node < 2**31:
+            raise InvalidOption(f"node must be the number of a node, not {node}")
         database = await self._open()
-        number = await self._queue(database, queue)
-        start = None if below is None else ids.parse_run_id(below)
-        scope = await self._scope(database)
-        rows = await database.fetch("list_runs", states, task, number, tag, key, since or _EVER, limit, start, *scope)
         names = await self._names(database)
-        return [RunView.of(row, names, database.sealer) for row in rows]
+        wanted = Wanted(
+            states, task, await self._queue(database, queue), tag, key, since, await self._job(database, job), node,
+            *await self._scope(database),
+        )  # fmt: skip
+        return await look(database, wanted, names, None if below is None else ids.parse_run_id(below), limit, effort)
+
+    async def _job(self, database: Database, name: str | None) -> int | None:
+        """Of a job that is gone, by its id: its runs may still be there."""
+        if name is None:
+            return None
+        number = ids.parse_job_id(name)
+        row = None if "\0" in name else await database.fetchrow("job_number", name, number)
+        if row is not None and ACTOR.get().may_touch(row["queue"], row["name"]):
+            return int(row["id"])
+        if row is not None or number is None:
+            raise UnknownJob(f"there is no job {name!r}")
+        return number
 
     async def cancel(self, run_id: str | int, reason: str | None = None) -> str:
         """`cancelled` when it had not started; `asked` when it runs and was told to stop."""
@@ -154,7 +186,7 @@ class Runs(Verbs):
     async def _retry(self, database: Database, run: RunView) -> str:
         number = ids.parse_run_id(run.run_id)
         if run.state == "dead" and run.payload is not None:
-            rows = await database.fetch("replay_dead", [number], *[None] * 8, 1)
+            rows = await database.fetch("replay_dead", [number], *[None] * 8, 1, *AT_ONCE)
             if not rows:
                 raise NotPossible(f"{run.run_id} is not among the dead letters any more")
             if not rows[0]["replayed"]:
@@ -170,136 +202,6 @@ class Runs(Verbs):
                 raise NotPossible(f"{run.run_id} was purged: its payload is gone, so it cannot run again")
             return ids.run_id(fresh)
         raise NotPossible(f"{run.run_id} is {run.state}; it will run without being asked again")
-
-
-class Dead(Verbs):
-    """Runs that gave up. Filters: ids, task, queue, tag, error type, died since/before."""
-
-    def __init__(self, open_database: Open, registry: Registry, app: str = "") -> None:
-        super().__init__(open_database, app)
-        self._registry = registry
-
-    async def list(
-        self, *run_ids: str | int, limit: int = 50, below: tuple[datetime, str] | None = None, **filters: Any
-    ) -> list[RunView]:
-        """The latest to die first. `below`: when the last of the page before died, and its id."""
-        check(limit=limit)
-        database = await self._open()
-        start = (None, None) if below is None else (below[0], ids.parse_run_id(below[1]))
-        rows = await database.fetch("list_dead", *await self._filter(database, run_ids, filters), limit, *start)
-        names = await self._names(database)
-        return [RunView.of(row, names, database.sealer, "dead") for row in rows]
-
-    async def count(self, *run_ids: str | int, **filters: Any) -> int:
-        database = await self._open()
-        return int(await database.fetchval("count_dead", *await self._filter(database, run_ids, filters)))
-
-    async def show(self, run_id: str | int) -> RunView:
-        found = await self.list(run_id)
-        if not found:
-            raise UnknownRun(f"{run_id} is not among the dead letters")
-        return found[0]
-
-    async def edit(self, run_id: str | int, payload: dict[str, Any]) -> RunView:
-        """Replace the payload; checked against the task's signature when this app has the task.
-
-        Where it has the word that stands for a secret, the value that was hidden stays.
-        """
-        run = await self.show(run_id)
-        database = await self._open()
-        names, sealer = database.settings.secret_names, database.sealer
-        hides = mentions(payload)
-        payload = restore(payload, run.payload, (*marks_in(run.options), *self._registry.marks_of(run.task)), names)
-        if hides:
-            check_destination(run.task, run.payload, payload)
-        definition = self._registry.find(run.task)
-        text = definition.codec.encode(payload) if definition else encode_untyped(run.task, payload)
-        async with database.together():
-            if not await database.fetch("edit_dead", ids.parse_run_id(run_id), sealer.seal(text, run.task)):
-                raise UnknownRun(f"{run_id} is not among the dead letters any more")
-            edited = await self.show(run_id)
-            was, now = (payload_for_record(one.redacted(names).payload, sealer) for one in (run, edited))
-            await self._record(
-                database, "dead.edit", subject=run.run_id, queue=run.queue, before={"payload": was}, after={"payload": now}
-            )
-        return edited
-
-    async def replay(
-        self, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
-    ) -> Replayed:
-        """Back into their queues with fresh attempts; those whose key another run holds stay."""
-        database = await self._open()
-        where = await self._filter(database, run_ids, filters)
-        if where[_BEFORE] is None:
-            # A run that dies again while we replay must not be replayed for ever.
-            where[_BEFORE] = await database.fetchval("present")
-        done: list[str] = []
-        blocked: set[str] = set()
-        while limit is None or len(done) < limit:
-            size = BATCH if limit is None else min(BATCH, limit - len(done))
-            # The blocked ones stay in place and come up again each time; beyond them there are new ones.
-            asked = size + len(blocked)
-            async with database.together():
-                rows = await database.fetch("replay_dead", *where, asked)
-                revived = [ids.run_id(row["run_id"]) for row in rows if row["replayed"]]
-                if revived:
-                    await self._record(database, "dead.replay", **_many(revived))
-            done += [ids.run_id(row["run_id"]) for row in rows if row["replayed"]]
-            blocked |= {ids.run_id(row["run_id"]) for row in rows if not row["replayed"]}
-            if progress is not None:
-                progress(len(done))
-            if len(rows) < asked:
-                break
-        if run_ids and not done and not blocked:
-            raise UnknownRun(f"{', '.join(map(str, run_ids))}: not among the dead letters")
-        return Replayed(done, sorted(blocked.difference(done)))
-
-    async def purge(
-        self, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
-    ) -> int:
-        """Out of the dead letters for good: outcome and errors stay in history, the payload goes."""
-        database = await self._open()
-        where = await self._filter(database, run_ids, filters)
-        done = 0
-        while limit is None or done < limit:
-            size = BATCH if limit is None else min(BATCH, limit - done)
-            async with database.together():
-                purged = [ids.run_id(row["run_id"]) for row in await database.fetch("purge_dead", *where, size)]
-                if purged:
-                    await self._record(database, "dead.purge", **_many(purged))
-            count = len(purged)
-            done += count
-            if progress is not None:
-                progress(done)
-            if count < size:
-                break
-        if run_ids and not done:
-            raise UnknownRun(f"{', '.join(map(str, run_ids))}: not among the dead letters")
-        return done
-
-    async def _filter(self, database: Database, run_ids: Sequence[str | int], filters: dict[str, Any]) -> Filter:
-        known = ("task", "queue", "tag", "error", "since", "before")
-        for name in filters:
-            if name not in known:
-                raise InvalidOption(f"unknown filter {name!r}; the filters are {', '.join(known)}")
-        check(since=filters.get("since"), before=filters.get("before"))
-        queue = await self._queue(database, filters.get("queue"))
-        numbers = [ids.parse_run_id(one) for one in run_ids] or None
-        return [
-            numbers, filters.get("task"), queue, filters.get("tag"), filters.get("error"),
-            filters.get("since"), filters.get("before"), *await self._scope(database),
-        ]  # fmt: skip
-
-
-def _many(runs: list[str]) -> dict[str, Any]:
-    """What the record says of many at once: how many, and the first of them."""
-    return {"subject": runs[0] if len(runs) == 1 else None, "after": {"count": len(runs), "runs": runs[:MOST_NAMES]}}
-
-
-class Replayed(msgspec.Struct, frozen=True):
-    replayed: list[str]
-    blocked: list[str]
-    """Their key belongs to another live run."""
 
 
 class Queues(Verbs):

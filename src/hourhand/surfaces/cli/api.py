@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable
+from hourhand.engine.alerting import check_alerts
+from hourhand.engine.exporting import exported
 from hourhand.engine.logs import configure_logs
 from hourhand.engine.supervisor import watch_parent
 from hourhand.storage.database import Patience
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.common import err, polite
 from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
-from hourhand.surfaces.cli.process import Format, Level, LogFormat, LogLevel, run_loop
+from hourhand.surfaces.cli.process import Alerts, Format, Level, LogFormat, LogLevel, run_loop
 
 Host = Annotated[
     str, typer.Option("--host", help="The address to listen on. Beyond loopback it needs a key.", envvar="HOURHAND_HOST")
@@ -44,6 +46,7 @@ def api(
     tls_cert: Certificate = None,
     tls_key: Key = None,
     app: App = None,
+    alerts: Alerts = None,
     database_url: Url = None,
     data: Data = None,
     schema: Schema = None,
@@ -68,6 +71,8 @@ def api(
             ) from None
 
         loaded = make_app(app, database_url, data, schema)
+        loaded.configure(alerts=alerts)
+        check_alerts(loaded.settings)
         options = ServerOptions(host, port, tuple(allowed_hosts or ()), tls_cert, tls_key)
 
         async def whole() -> None:
@@ -81,7 +86,8 @@ def api(
                 finally:
                     watcher.cancel()
 
-        run_loop(whole())
+        with exported("api"):
+            run_loop(whole())
 
     polite(serve)
 

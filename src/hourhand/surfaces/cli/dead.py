@@ -33,6 +33,7 @@ from hourhand.surfaces.cli.connection import connected
 from hourhand.surfaces.cli.editing import edit_payload, read_payload
 from hourhand.surfaces.cli.runs import Run, print_run
 from hourhand.surfaces.cli.selection import Selection, act_on, end, filters_of, letters, named
+from hourhand.surfaces.dead_letters import check_rate
 from hourhand.surfaces.views import RunView
 
 commands = typer.Typer(help="Look at dead letters, edit them, send them back, throw them away.", no_args_is_help=True)
@@ -151,30 +152,43 @@ def replay_dead(
     since: Since = None,
     before: Before = None,
     limit: Limit = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", metavar="N", help="So many a second, the oldest first; 0.1: one in ten seconds. Default: all at once."
+        ),
+    ] = None,
     everything: Everything = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Send dead letters back to their queues, with fresh attempts and under their old ids.
 
-    One whose key is held by another live run stays where it is.
+    One whose key is held by another live run stays where it is. With --rate they wait in the database, each for its turn;
+    nobody has to stay for it.
 
-    Example: hourhand dead replay --task send_invoice --error ConnectionError --since 2h
+    Example: hourhand dead replay --task send_invoice --error ConnectionError --since 2h --rate 5
     """
+    polite(lambda: check_rate(rate, None))
     chosen = Selection(run_ids or [], filters_of(task, queue, tag, error, since, before), everything, limit, yes)
     done: list[str] = []
     blocked: list[str] = []
+    until: datetime | None = None
 
     async def replay(app: AnyApp, *found: str, **options: Any) -> None:
-        answer = await app.dead.replay(*found, **options)
+        nonlocal until
+        answer = await app.dead.replay(*found, rate=rate, **options)
         done.extend(answer.replayed)
         blocked.extend(answer.blocked)
+        until = answer.until
 
     missing = act_on(app, chosen, "replay", replay)
     if as_json:
-        print_json({"replayed": done, "blocked": blocked, "missing": missing})
+        later = {} if rate is None else {"until": until}
+        print_json({"replayed": done, "blocked": blocked, "missing": missing, **later})
     else:
-        out.print(f"{letters(len(done))} replayed" if done or blocked or missing else "no dead letters match")
+        last = "" if until is None else f"; the last is due {ago(until, Clock().instant())}"
+        out.print(f"{letters(len(done))} replayed{last}" if done or blocked or missing else "no dead letters match")
     if blocked:
         err.print(f"[yellow]left alone[/], their key is held by another live run: {named(blocked)}", soft_wrap=True)
     end(missing, blocked if chosen.run_ids else [])

@@ -24,6 +24,8 @@ COMMANDS = {
     "queues": Source("queues:commands", LOOK),
     "nodes": Source("nodes:commands", LOOK),
     "shards": Source("shards:commands", LOOK),
+    "forecast": Source("forecast:forecast", LOOK),
+    "alerts": Source("alerts:commands", LOOK),
     "audit": Source("audit:audit", LOOK),
     "jobs": Source("jobs:commands", DEFINE),
     "next": Source("schedule:next_firings", DEFINE),

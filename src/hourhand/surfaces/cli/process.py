@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable, HourhandError
 from hourhand.core.settings import Settings
-from hourhand.engine.logs import configure_logs
+from hourhand.engine.alerting import check_alerts
+from hourhand.engine.exporting import exported, flush_traces
+from hourhand.engine.logs import configure_logs, style_of
+from hourhand.engine.metrics_server import HIGHEST, HOST, Address, MetricsServer, served
 from hourhand.engine.scheduler import Scheduler
 from hourhand.engine.supervisor import Supervisor, watch_parent
 from hourhand.engine.worker import Worker, WorkerOptions
@@ -33,6 +37,7 @@ BLANK = "hourhand.blank:app"
 class LogFormat(StrEnum):
     console = "console"
     json = "json"
+    auto = "auto"
 
 
 class LogLevel(StrEnum):
@@ -46,12 +51,34 @@ Queues = Annotated[str | None, typer.Option("--queues", help="Queues to serve, s
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, help="Runs at a time, in each process.")]
 Processes = Annotated[int, typer.Option("--processes", min=1, max=256, help="Worker processes.")]
 Grace = Annotated[float, typer.Option("--grace", min=0, help="Seconds that running handlers get to finish after SIGTERM.")]
-Format = Annotated[LogFormat, typer.Option("--log-format", help="How log lines look.")]
+Format = Annotated[
+    LogFormat, typer.Option("--log-format", help="How log lines look; auto: console on a terminal, json elsewhere.")
+]
 Retention = Annotated[
     float | None,
     typer.Option("--retention", min=0.01, help="Days for which history is kept. Default: 90.", envvar="HOURHAND_RETENTION"),
 ]
+Alerts = Annotated[
+    Path | None,
+    typer.Option(
+        "--alerts", metavar="FILE", help="Rules and channels of the alerts.", envvar="HOURHAND_ALERTS", show_default=False
+    ),
+]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="The least important lines to show.")]
+MetricsPort = Annotated[
+    int,
+    typer.Option(
+        "--metrics-port", min=0, max=HIGHEST, envvar="HOURHAND_METRICS_PORT",
+        help="Where Prometheus finds /metrics of this process; 0: nowhere. Several processes take this port and those after it.",
+    ),
+]  # fmt: skip
+MetricsHost = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host", envvar="HOURHAND_METRICS_HOST",
+        help="The address for it. 0.0.0.0 for a Prometheus on another machine: everybody who reaches the port can read it.",
+    ),
+]  # fmt: skip
 
 
 def worker(
@@ -67,7 +94,10 @@ def worker(
     concurrency: Concurrency = 50,
     processes: Processes = 1,
     grace: Grace = 25.0,
+    metrics_port: MetricsPort = 0,
+    metrics_host: MetricsHost = HOST,
     retention: Retention = None,
+    alerts: Alerts = None,
     database_url: Url = None,
     data: Data = None,
     schema: Schema = None,
@@ -81,26 +111,30 @@ def worker(
 
     Example: hourhand worker --app shop.jobs:app --queues billing,mail --concurrency 100 --processes 4
     """
-    configure_logs(log_format.value, log_level.value)
+    configure_logs(log_format.value, log_level.value, capture=True)
     names = None if queues is None else [name.strip() for name in queues.split(",") if name.strip()]
     if names == []:
         raise typer.BadParameter("names no queue; leave it out to serve all of them", param_hint="--queues")
 
     def work() -> None:
         loaded = make_app(app, database_url, data, schema)
-        loaded.configure(retention=retention)
+        loaded.configure(retention=retention, alerts=alerts)
+        check_alerts(loaded.settings)
         options = WorkerOptions(
             queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels,
             may_exit=True,
         )  # fmt: skip
         if not loaded.registry.tasks and app != BLANK:
             raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
+        metrics = Address(metrics_host, metrics_port)
         if processes > 1:
             command = _worker_command(app, loaded.settings, queues, concurrency, grace, log_format, log_level)
-            supervisor = Supervisor([command] * processes, loaded.settings.environment())
+            commands = [command + _metrics_options(one) for one in metrics.row(processes)]
+            supervisor = Supervisor(commands, loaded.settings.environment())
             run_loop(supervisor.run())
         else:
-            run_loop(_work(loaded, options))
+            with exported("worker"):
+                run_loop(_seen(metrics, lambda server: _work(loaded, options, server)))
 
     polite(work)
 
@@ -110,7 +144,10 @@ def scheduler(
         str | None,
         typer.Option("--app", help="An app, as module:name or file.py:name, whose declared jobs are brought into force."),
     ] = None,
+    metrics_port: MetricsPort = 0,
+    metrics_host: MetricsHost = HOST,
     retention: Retention = None,
+    alerts: Alerts = None,
     database_url: Url = None,
     data: Data = None,
     schema: Schema = None,
@@ -128,8 +165,11 @@ def scheduler(
 
     def schedule() -> None:
         loaded = make_app(app, database_url, data, schema)
-        loaded.configure(retention=retention)
-        run_loop(_schedule(loaded, deploy=app is not None))
+        loaded.configure(retention=retention, alerts=alerts)
+        check_alerts(loaded.settings)
+        metrics = Address(metrics_host, metrics_port)
+        with exported("scheduler"):
+            run_loop(_seen(metrics, lambda server: _schedule(loaded, server, deploy=app is not None)))
 
     polite(schedule)
 
@@ -144,7 +184,10 @@ def up(
     concurrency: Concurrency = 50,
     processes: Processes = 1,
     grace: Grace = 5.0,
+    metrics_port: MetricsPort = 0,
+    metrics_host: MetricsHost = HOST,
     retention: Retention = None,
+    alerts: Alerts = None,
     database_url: Url = None,
     schema: Schema = None,
     log_format: Format = LogFormat.console,
@@ -166,11 +209,15 @@ def up(
             loaded.configure(data=default_data())
         if loaded.settings.data is not None:
             loaded.configure(data=loaded.settings.data.absolute())
-        loaded.configure(retention=retention)
+        loaded.configure(retention=retention, alerts=alerts)
+        check_alerts(loaded.settings)
         command = _worker_command(reference, loaded.settings, None, concurrency, grace, log_format, log_level)
         commands = [_scheduler_command(log_format, log_level), *[command] * processes]
+        addresses = Address(metrics_host, metrics_port).row(len(commands))
+        commands = [one + _metrics_options(address) for one, address in zip(commands, addresses, strict=True)]
         supervisor = Supervisor(commands, loaded.settings.environment())
-        run_loop(_up(loaded, supervisor, (host, port), demo=app is None, console=log_format is LogFormat.console))
+        with exported("api"):
+            run_loop(_up(loaded, supervisor, (host, port), demo=app is None, console=style_of(log_format.value) == "console"))
 
     polite(start)
 
@@ -205,7 +252,12 @@ def migrate(
     polite(lambda: asyncio.run(work()))
 
 
-async def _work(app: Hourhand, options: WorkerOptions) -> None:
+async def _seen(metrics: Address, work: Callable[[MetricsServer | None], Coroutine[Any, Any, None]]) -> None:
+    async with served(metrics) as server:
+        await work(server)
+
+
+async def _work(app: Hourhand, options: WorkerOptions, server: MetricsServer | None) -> None:
     database = Database(app.settings)
     await _open_patiently(database)
     try:
@@ -213,6 +265,8 @@ async def _work(app: Hourhand, options: WorkerOptions) -> None:
         watcher = asyncio.create_task(watch_parent(worker.ask_to_stop))
         try:
             async with app, app.deployment.kept():  # handlers enqueue through it
+                if server is not None:
+                    server.show_worker(worker, [database, await app._database()])
                 await worker.run(handle_signals=True)
         finally:
             watcher.cancel()
@@ -220,16 +274,19 @@ async def _work(app: Hourhand, options: WorkerOptions) -> None:
         await database.close()
     if worker.executor.left_behind:
         # A loop that ends waits for each of its tasks, and these have shown that they do not end.
+        flush_traces()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
-async def _schedule(app: Hourhand, *, deploy: bool) -> None:
+async def _schedule(app: Hourhand, server: MetricsServer | None, *, deploy: bool) -> None:
     database = Database(app.settings)
     await _open_patiently(database)
     try:
-        one = Scheduler(database, app.settings, app.deployment.labels if deploy else {})
+        one = Scheduler(database, app.settings, app.deployment.labels if deploy else {}, app.registry if deploy else None)
+        if server is not None:
+            server.show_scheduler(one, [database])
         watcher = asyncio.create_task(watch_parent(one.ask_to_stop))
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -314,6 +371,7 @@ def _banner(settings: Settings, url: str, demo: bool, *, is_open: bool) -> None:
         f"embedded PostgreSQL in {settings.data}" if settings.database_url is None else "the database of HOURHAND_DATABASE_URL"
     )
     err.print(f"[bold]Hourhand[/] is up: {where}")
+    err.print(f"  see     {url}/    the dashboard", soft_wrap=True)
     err.print(
         f"  api     {url}/api/v1/jobs"
         + ("    open on this machine, until a key is made: hourhand keys create" if is_open else ""),
@@ -340,6 +398,11 @@ def _worker_command(
         sys.executable, "-m", "hourhand", "worker", "--app", app, "--concurrency", str(concurrency), "--grace", str(grace),
         "--log-format", log_format.value, "--log-level", level.value, *(["--queues", queues] if queues else []),
     ]  # fmt: skip
+
+
+def _metrics_options(address: Address) -> list[str]:
+    """Said in any case: the environment may name a port, and it is for one process."""
+    return ["--metrics-port", str(address.port), "--metrics-host", address.host]
 
 
 def _scheduler_command(log_format: LogFormat, level: LogLevel) -> list[str]:

@@ -69,6 +69,10 @@ def list_runs(
     queue: OnlyQueue = None,
     tag: OnlyTag = None,
     key: Annotated[str | None, typer.Option("--key", help="Only runs with this key.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Only runs of this job: its name or id.")] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", min=1, max=2**31 - 1, help="Only runs that this node has, or had last: its number.")
+    ] = None,
     since: Since = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")] = 20,
     as_json: AsJson = False,
@@ -77,7 +81,7 @@ def list_runs(
 
     Example: hourhand runs list --state running --state dead --queue billing --since 2h
     """
-    filters: dict[str, Any] = {"task": task, "queue": queue, "tag": tag, "key": key, "since": since}
+    filters: dict[str, Any] = {"task": task, "queue": queue, "tag": tag, "key": key, "job": job, "node": node, "since": since}
     found = run(app, lambda app: app.runs.list(state=state or None, limit=limit, **filters))
     if as_json:
         print_json([listed(one) for one in found])

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from hourhand.surfaces.client import fleet, jobs, runs
+from hourhand.surfaces.client import alerts, fleet, jobs, runs
 from hourhand.surfaces.client.remote import AsyncClient
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.portal import Portal
@@ -144,6 +144,18 @@ class Shards(Blocking[fleet.Shards]):
     list = blocking(fleet.Shards.list)
 
 
+class Statistics(Blocking[fleet.Statistics]):
+    over = blocking(fleet.Statistics.over)
+    queues = blocking(fleet.Statistics.queues)
+    totals = blocking(fleet.Statistics.totals)
+
+
+class Alerts(Blocking[alerts.Alerts]):
+    list = blocking(alerts.Alerts.list)
+    rules = blocking(alerts.Alerts.rules)
+    test = blocking(alerts.Alerts.test)
+
+
 class Keys(Blocking[fleet.Keys]):
     create = blocking(fleet.Keys.create)
     list = blocking(fleet.Keys.list)
@@ -192,6 +204,8 @@ class Client(Blocking[AsyncClient]):
         self.queues = Queues(remote.queues, waiter)
         self.nodes = Nodes(remote.nodes, waiter)
         self.shards = Shards(remote.shards, waiter)
+        self.statistics = Statistics(remote.statistics, waiter)
+        self.alerts = Alerts(remote.alerts, waiter)
         self.keys = Keys(remote.keys, waiter)
         self.audit = AuditLog(remote.audit, waiter)
         # Connections that nobody has closed would be complained about at the end of the program.

@@ -1,4 +1,4 @@
-"""`client.queues`, `.nodes`, `.shards`, `.keys` and `.audit`: the verbs of the app's."""
+"""`client.queues`, `.nodes`, `.shards`, `.statistics`, `.keys` and `.audit`: the verbs of the app's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hourhand.surfaces.access import PREFIX, CreatedKey, KeyView
 from hourhand.surfaces.auditing import Change
 from hourhand.surfaces.client.asking import Asking, converted, in_path, is_name, reader
 from hourhand.surfaces.client.transport import ROOT, Call
+from hourhand.surfaces.statistics import QueueFigures, Trend, check_period
 from hourhand.surfaces.verbs import check
 from hourhand.surfaces.views import NodeView, QueueView, ShardView
 
@@ -47,6 +48,23 @@ class Shards(Asking):
     async def list(self) -> list[ShardView]:
         """The 256 parts of all jobs: which scheduler fires each, and under which epoch."""
         return converted(await self._get("/shards"), list[ShardView])
+
+
+class Statistics(Asking):
+    async def over(self, period: str = "1h", *, queue: str | None = None) -> Trend:
+        """The last hour, day or week (`1h`, `24h`, `7d`), step by step."""
+        check_period(period)
+        if queue is not None and not is_name(queue):
+            raise UnknownQueue(f"there is no queue {queue!r}")
+        return await self._get_as(Trend, "/statistics", period=period, queue=queue)
+
+    async def queues(self) -> list[QueueFigures]:
+        """Every queue that the caller may see, by name."""
+        return converted(await self._get("/statistics/queues"), list[QueueFigures])
+
+    async def totals(self) -> dict[str, int]:
+        """Numbers of jobs, paused jobs and schedules, as they were a moment ago."""
+        return converted(await self._get("/statistics/totals"), dict[str, int])
 
 
 class Keys(Asking):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,11 +19,13 @@ from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.task import check_name
+from hourhand.core.tracing import enqueueing
 from hourhand.surfaces import wire
 from hourhand.surfaces.client import events
+from hourhand.surfaces.client.alerts import Alerts
 from hourhand.surfaces.client.asking import Asking, decoded
 from hourhand.surfaces.client.batches import send_batches
-from hourhand.surfaces.client.fleet import AuditLog, Keys, Nodes, Queues, Shards
+from hourhand.surfaces.client.fleet import AuditLog, Keys, Nodes, Queues, Shards, Statistics
 from hourhand.surfaces.client.jobs import Jobs
 from hourhand.surfaces.client.runs import Dead, Runs
 from hourhand.surfaces.client.transport import Call, Options, Transport
@@ -64,6 +67,8 @@ class AsyncClient(Asking):
         self.queues = Queues(self._transport)
         self.nodes = Nodes(self._transport)
         self.shards = Shards(self._transport)
+        self.statistics = Statistics(self._transport)
+        self.alerts = Alerts(self._transport)
         self.keys = Keys(self._transport)
         self.audit = AuditLog(self._transport)
 
@@ -78,7 +83,11 @@ class AsyncClient(Asking):
 
     async def enqueue(self, /, task: str, payload: Mapping[str, Any] | None = None, **options: Any) -> RunHandle:
         """Enqueue by name. A task of the server's app is checked against its signature."""
-        made = await self._post("/runs", {**_run(task, options), "payload": _payload(task, payload or {})})
+        body = {**_run(task, options), "payload": _payload(task, payload or {})}
+        with enqueueing(task) or nullcontext() as doing:
+            made = await self._post("/runs", body)
+            if doing is not None:
+                doing.note({"messaging.message.id": made["run_id"], "hourhand.run_id": made["run_id"]})
         return RunHandle(self, ids.parse_run_id(made["run_id"]), made["duplicate"])
 
     async def enqueue_many(self, /, task: str, payloads: Iterable[Mapping[str, Any]], **options: Any) -> EnqueuedRuns:
@@ -96,8 +105,11 @@ class AsyncClient(Asking):
                 yield {**common, "payload": _payload(task, payload)}
 
         numbers: list[int] = []
-        async for _, answer in send_batches(self._transport, "/runs/batch", {}, lines(), "run"):
-            numbers += map(ids.parse_run_id, answer["run_ids"])
+        with enqueueing(task) or nullcontext() as doing:
+            async for _, answer in send_batches(self._transport, "/runs/batch", {}, lines(), "run"):
+                numbers += map(ids.parse_run_id, answer["run_ids"])
+            if doing is not None:
+                doing.note({"messaging.batch.message_count": len(numbers)})
         return EnqueuedRuns(numbers)
 
     # Looking

@@ -14,10 +14,10 @@ from hourhand.core.payload import encode_untyped
 from hourhand.surfaces import wire
 from hourhand.surfaces.client.asking import PAGE, Asking, converted, run_path
 from hourhand.surfaces.client.transport import ROOT, Call
-from hourhand.surfaces.verbs import BATCH, Replayed, check
+from hourhand.surfaces.dead_letters import BATCH, FILTERS, Replayed, check_rate
+from hourhand.surfaces.verbs import check
 from hourhand.surfaces.views import STATES, LineView, RunView
 
-FILTERS = ("task", "queue", "tag", "error", "since", "before")
 ASKED_AT_ONCE = 100
 """Ids in one URL."""
 
@@ -42,16 +42,20 @@ class Runs(Asking):
 
     async def list(
         self, *, state: str | Sequence[str] | None = None, task: str | None = None, queue: str | None = None,
-        tag: str | None = None, key: str | None = None, since: datetime | None = None, below: str | None = None, limit: int = 20,
+        tag: str | None = None, key: str | None = None, job: str | None = None, node: int | None = None,
+        since: datetime | None = None, below: str | None = None, limit: int = 20,
     ) -> list[RunView]:  # fmt: skip
-        """The newest runs that match. `below`: the last id of the page before."""
+        """The newest runs that match. `job`: its name or id. `below`: the last id of the page before."""
         states = [state] if isinstance(state, str) else None if state is None else [*state]
         for one in states or ():
             if one not in STATES:
                 raise InvalidOption(f"{one!r} is not a state; the states are {', '.join(STATES)}")
         check(limit=limit, since=since)
         cursor = None if below is None else wire.write_cursor(run_path(below))
-        query = {"status": states, "task": task, "queue": queue, "tag": tag, "key": key, "since": since, "cursor": cursor}
+        query = {
+            "status": states, "task": task, "queue": queue, "tag": tag, "key": key, "job": job, "node": node, "since": since,
+            "cursor": cursor,
+        }  # fmt: skip
         return await self._list("/runs", query, limit, wire.run_from_wire)
 
     async def cancel(self, run_id: str | int, reason: str | None = None) -> str:
@@ -97,9 +101,15 @@ class Dead(Asking):
         return wire.run_from_wire(await self._send(Call("PATCH", f"{ROOT}/dead/{run_path(run_id)}", body=body)))
 
     async def replay(
-        self, /, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
-    ) -> Replayed:
-        """Back into their queues with fresh attempts; those whose key another run holds stay."""
+        self, /, *run_ids: str | int, limit: int | None = None, rate: float | None = None, start: datetime | None = None,
+        progress: Callable[[int], None] | None = None, **filters: Any,
+    ) -> Replayed:  # fmt: skip
+        """Back into their queues with fresh attempts, the oldest first; those whose key another run holds stay.
+
+        `rate`: so many become due in a second, the first at `start` (default: now). That is settled here and now, in the
+        database: nobody has to stay for it.
+        """
+        check_rate(rate, start)
         if not run_ids and filters.get("before") is None:
             # A run that dies again while we replay must not be replayed for ever.
             latest = await self.list(limit=1, **filters)
@@ -108,18 +118,24 @@ class Dead(Asking):
             filters = {**filters, "before": latest[0].finished_at + timedelta(microseconds=1)}
         done: list[str] = []
         blocked: set[str] = set()
+        pace = {} if rate is None else {"rate": rate, "start": start}
+        until: datetime | None = None
 
         def note(answer: Any) -> int:
+            nonlocal until
             done.extend(answer["replayed"])
             blocked.update(answer["blocked"])
+            if rate is not None and answer["until"] is not None:
+                until = wire.known_moment(answer["until"])
+                pace["start"] = until + timedelta(seconds=1 / rate)
             if progress is not None:
                 progress(len(done))
             return len(answer["replayed"])
 
-        await self._each_batch("/dead/replay", run_ids, filters, limit, note)
+        await self._each_batch("/dead/replay", run_ids, filters, limit, note, pace)
         if run_ids and not done and not blocked:
             raise _not_there(run_ids)
-        return Replayed(done, sorted(blocked.difference(done)))
+        return Replayed(done, sorted(blocked.difference(done)), until)
 
     async def purge(
         self, /, *run_ids: str | int, limit: int | None = None, progress: Callable[[int], None] | None = None, **filters: Any
@@ -140,15 +156,16 @@ class Dead(Asking):
         return done
 
     async def _each_batch(
-        self, path: str, run_ids: Sequence[str | int], filters: Mapping[str, Any], limit: int | None, note: Callable[[Any], int]
-    ) -> None:
+        self, path: str, run_ids: Sequence[str | int], filters: Mapping[str, Any], limit: int | None, note: Callable[[Any], int],
+        more: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """A request for each thousand: none of them takes long, and none that is lost has to be done again."""
         which = {name: value for name, value in _checked(filters).items() if value is not None}
         done = 0
         for part in _parts(run_ids, BATCH):
             while limit is None or done < limit:
                 size = BATCH if limit is None else min(BATCH, limit - done)
-                body = {**which, "limit": size, **({"run_ids": part} if part else {} if which else {"all": True})}
+                body = {**which, **(more or {}), "limit": size, **({"run_ids": part} if part else {} if which else {"all": True})}
                 try:
                     count = note(await self._post(path, body, patient=True))
                 except UnknownRun:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hourhand import __version__
+from hourhand.core import tracing
 from hourhand.core.backoff import Retry
 from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, HourhandError, Unauthorized
 from hourhand.surfaces.client.problems import PASSING, error_of
@@ -122,7 +123,7 @@ class Transport:
 
     async def send(self, call: Call) -> Answer:
         """The answer, if it is one of success. What was lost on the way is sent again, as often as the options say."""
-        headers = {**self._headers}
+        headers = {**self._headers, **tracing.headers()}
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         if call.version is not None:

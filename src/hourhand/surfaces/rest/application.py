@@ -10,19 +10,25 @@ from typing import Any
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.datastructures import Headers
+from starlette.staticfiles import StaticFiles
 
 from hourhand.core.errors import HourhandError
+from hourhand.surfaces import dashboard
 from hourhand.surfaces.app import Hourhand
+from hourhand.surfaces.forecasting import Almanac
 from hourhand.surfaces.metrics import CONTENT_TYPE, exposition
-from hourhand.surfaces.rest import access, dead, events, fleet, jobs, models, problems, runs
+from hourhand.surfaces.rest import access, alerts, dead, events, fleet, jobs, models, problems, runs, statistics
 from hourhand.surfaces.rest.answers import answer
-from hourhand.surfaces.rest.gate import COOKIE, Gate, key_of
+from hourhand.surfaces.rest.gate import COOKIE, STATIC, Gate, key_of
 from hourhand.surfaces.rest.keyring import Keyring
 from hourhand.surfaces.rest.openapi import describe
 from hourhand.surfaces.rest.route import Route, app_of
 
 log = structlog.get_logger("hourhand.api")
 ROOT = "/api/v1"
+_SILENT: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI would trace every request, health checks included, and quote values that were refused. Versions that do not do so
+ignore this."""
 about = APIRouter(route_class=Route, tags=["health"])
 
 
@@ -58,6 +64,8 @@ def make_api(
 ) -> Gate:
     """An ASGI application on an app that is open; `health` says how the rest of this process is."""
 
+    almanac = Almanac(app)
+
     @contextlib.asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
         listening = asyncio.create_task(hub.run(), name="hourhand-events")
@@ -66,7 +74,7 @@ def make_api(
         finally:
             hub.close()
             listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await asyncio.gather(listening, almanac.close(), return_exceptions=True)
 
     async def well() -> dict[str, Any]:
         try:
@@ -83,14 +91,28 @@ def make_api(
             return await keyring.by_cookie(cookie) is not None
         return await keyring.is_open()
 
-    api = FastAPI(title="Hourhand", docs_url=None, redoc_url=None, openapi_url=None, lifespan=living, redirect_slashes=False)
-    api.state.hourhand, api.state.keyring, api.state.hub = app, keyring, hub
+    api = FastAPI(
+        title="Hourhand", docs_url=None, redoc_url=None, openapi_url=None, lifespan=living, redirect_slashes=False,
+        telemetry=_SILENT,
+    )  # fmt: skip
+    api.state.hourhand, api.state.keyring, api.state.hub, api.state.almanac = app, keyring, hub, almanac
     api.state.health, api.state.still_valid = health or well, still_valid
     problems.install(api)
     api.include_router(about)
-    for router in (jobs.router, runs.router, dead.router, fleet.router, access.router, events.router):
+    for router in (
+        jobs.router,
+        runs.router,
+        dead.router,
+        fleet.router,
+        statistics.router,
+        alerts.router,
+        access.router,
+        events.router,
+    ):
         api.include_router(router, prefix=ROOT)
 
+    dashboard.install(api)
+    api.mount(STATIC, StaticFiles(packages=[("hourhand.surfaces.dashboard", "static")]), "static")
     document = APIRouter(route_class=Route)
 
     @document.get(f"{ROOT}/openapi.json", include_in_schema=False)
@@ -99,4 +121,5 @@ def make_api(
 
     api.include_router(document)
     describe(api)
-    return Gate(api, keyring, allowed_hosts, {("POST", f"{ROOT}/runs"): ("operator", runs.enqueue)})
+    express = {("POST", f"{ROOT}/runs"): ("operator", runs.enqueue)}
+    return Gate(api, keyring, allowed_hosts, express, dashboard.refusal)

@@ -69,13 +69,14 @@ async def purge_one(request: Request, run_id: RunId) -> Response:
 
 @router.post(
     "/replay", operation_id="replay_dead", response_model=models.Replayed,
-    openapi_extra={**roles("operator"), "x-body": "Letters"},
+    openapi_extra={**roles("operator"), "x-body": "LettersToReplay"},
 )  # fmt: skip
 async def replay_dead(request: Request) -> Response:
     """Back into their queues with fresh attempts; those whose key another live run holds stay (`blocked`)."""
-    run_ids, rest = _chosen(await body_of(request, models.Letters))
-    done = await app_of(request).dead.replay(*run_ids, **rest)
-    return answer({"replayed": done.replayed, "blocked": done.blocked})
+    run_ids, rest = _chosen(given := await body_of(request, models.LettersToReplay))
+    done = await app_of(request).dead.replay(*run_ids, rate=given.rate, start=given.start, **rest)
+    later = {} if given.rate is None else {"until": done.until}
+    return answer({"replayed": done.replayed, "blocked": done.blocked, **later})
 
 
 @router.post("/purge", operation_id="purge_dead", response_model=models.Purged, openapi_extra={"x-body": "Letters"})
@@ -91,7 +92,7 @@ def _filters(**given: Any) -> dict[str, Any]:
 
 def _chosen(given: models.Letters) -> tuple[list[str], dict[str, Any]]:
     """Nothing said is not everything: that has to be said."""
-    filters = given.model_dump(exclude_none=True, exclude={"run_ids", "all", "limit"})
+    filters = given.model_dump(exclude_none=True, exclude={"run_ids", "all", "limit", "rate", "start"})
     if not given.run_ids and not filters and not given.all:
         raise InvalidOption("say which: run_ids, filters, or all")
     if given.all and (given.run_ids or filters):

@@ -108,6 +108,19 @@ ANSWERS: dict[str, Any] = {
     "list_queues": [
         {"name": "default", "paused_at": None, "ready": 4, "delayed": 1, "parked": 0, "running": 3, "dead": 0, "oldest_seconds": 0.3}
     ],
+    "statistics": {
+        "period": "1h", "step": 60,
+        "moments": [
+            {"at": "2027-03-01T14:00:00Z", "succeeded": 1204, "failed": 3, "dead": 0, "cancelled": 1, "skipped": 0, "expired": 0, "lost": 0,
+             "fired": 60, "missed": 0, "seconds": 210.4, "lateness_p50": 0.012, "lateness_p99": 0.09, "lateness_max": 0.31, "ready": 14,
+             "delayed": 2, "parked": 0, "running": 5, "dead_letters": 0, "oldest_seconds": 0.2},
+        ],
+    },
+    "queue_figures": [
+        {"name": "default", "paused_at": None, "ready": 4, "delayed": 1, "parked": 0, "running": 3, "dead": 0, "oldest_seconds": 0.3,
+         "taken_at": "2027-03-01T13:59:56Z", "ended_per_second": 20.1, "failed_per_second": 0.1, "lateness_max": 0.3, "busy": 2.4},
+    ],
+    "totals": {"jobs": 1204, "paused_jobs": 3, "schedules": 310},
     "pause_queue": {"name": "billing", "paused_at": "2027-03-01T14:00:00Z"},
     "resume_queue": {"name": "billing", "paused_at": None},
     "list_nodes": [_NODE],
@@ -119,6 +132,20 @@ ANSWERS: dict[str, Any] = {
         "schedule": "0 9 * * 1", "timezone": "America/New_York", "in_words": "At 09:00 on Monday",
         "firings": ["2027-03-08T14:00:00Z", "2027-03-15T13:00:00Z"],
     },
+    "list_alerts": [
+        {"id": 12, "rule": "nightly", "kind": "job_silent", "subject": "nightly-backup", "severity": "critical", "state": "open",
+         "message": "job nightly-backup has not succeeded within 26 h; the last time was 2027-02-28 02:04:11 UTC", "value": 93600.0,
+         "link": None, "since": "2027-03-01T04:04:12Z", "opened_at": "2027-03-01T04:04:12Z", "closed_at": None, "ending": None,
+         "told": [{"channel": "ops", "opened_at": "2027-03-01T04:04:13Z", "closed_at": None, "reminders": 0, "attempts": 0, "error": None}]},
+    ],
+    "alert_rules": [
+        {"name": "nightly", "kind": "job_silent", "enabled": True, "severity": "critical",
+         "in_words": "a job does not succeed for 26 h (jobs nightly-*)", "threshold": 93600.0, "window": None, "held_for": 0.0,
+         "clear": 0.0, "repeat": None, "channels": ["ops"]},
+    ],
+    "test_alerts": [
+        {"channel": "ops", "kind": "slack", "address": "https://hooks.slack.com/…", "delivered": True, "error": None, "seconds": 0.21},
+    ],
     "list_keys": [_KEY],
     "create_key": {**_KEY, "secret": "hh_k3zq7o2mdw5tn4xa_..."},
     "revoke_key": {**_KEY, "state": "revoked", "revoked_at": "2027-03-02T00:00:00Z"},

@@ -26,8 +26,11 @@ COOKIE = "hourhand_session"
 LARGEST = 2 * 1024 * 1024
 LARGEST_BATCH = 64 * 1024 * 1024
 BATCHES = ("/api/v1/jobs/batch", "/api/v1/runs/batch")
-FREE = ("/healthz",)
-"""Open to everybody."""
+FREE = ("/healthz", "/login")
+"""Open to everybody, as is what pages are drawn with."""
+STATIC = "/static/"
+_MACHINES = ("/api/", "/healthz", "/readyz", "/metrics")
+"""Where programs ask; everything else is pages, for people."""
 _PATIENCE = 5.0
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _HEADERS = {
@@ -39,6 +42,8 @@ _HEADERS = {
 _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
+Pages = Callable[[Scope, int, str], Response | None]
+"""What somebody who asked for a page is shown when he is refused."""
 Express = Mapping[tuple[str, str], tuple[str, Callable[[Request], Awaitable[Response]]]]
 """Endpoints, by method and path, with the least role that may use them: what comes thousands of times a second goes to them
 directly, which halves its cost."""
@@ -52,9 +57,11 @@ class Denied(Exception):
 
 class Gate:
     def __init__(
-        self, app: ASGIApp, keyring: Keyring, allowed_hosts: frozenset[str] = frozenset(), express: Express | None = None
-    ) -> None:
+        self, app: ASGIApp, keyring: Keyring, allowed_hosts: frozenset[str] = frozenset(), express: Express | None = None,
+        pages: Pages | None = None,
+    ) -> None:  # fmt: skip
         self._app = app
+        self._pages = pages
         self._express = express or {}
         self._keyring = keyring
         self._allowed = allowed_hosts
@@ -76,7 +83,7 @@ class Gate:
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 headers.setdefault("Content-Security-Policy", _POLICY)
-                headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith(STATIC) else "no-store")
                 message["headers"] = headers.raw
             await send(message)
 
@@ -90,16 +97,22 @@ class Gate:
             finally:
                 ACTOR.reset(token)
         except Denied as denied:
-            await problem(denied.status, str(denied), headers=denied.headers)(scope, receive, guarded)
+            refusal = self._page(scope, denied.status, str(denied))
+            await (refusal or problem(denied.status, str(denied), headers=denied.headers))(scope, receive, guarded)
         except HourhandError as error:
-            await of_error(error)(scope, receive, guarded)
+            answer = of_error(error)
+            await (self._page(scope, answer.status_code, str(error)) or answer)(scope, receive, guarded)
         except ClientDisconnect:
             return
         except Exception:
             if started:
                 raise
             log.exception("api.fault", method=scope["method"], path=scope["path"])
-            await fault()(scope, receive, guarded)
+            answer = fault()
+            await (self._page(scope, 500, "the server's log says more") or answer)(scope, receive, guarded)
+
+    def _page(self, scope: Scope, status: int, detail: str) -> Response | None:
+        return None if self._pages is None or not is_page(scope["path"]) else self._pages(scope, status, detail)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         express = self._express.get((scope["method"], scope["path"]))
@@ -141,10 +154,12 @@ class Gate:
 
     async def _whose(self, scope: Scope) -> Actor:
         headers = Headers(scope=scope)
-        if self._allowed and _host(headers.get("host", "")) not in self._allowed and scope["path"] not in FREE:
+        if self._allowed and _host(headers.get("host", "")) not in self._allowed and scope["path"] != "/healthz":
             raise Denied(403, f"this server does not answer to the name {headers.get('host', '')!r}; see --allowed-host")
-        if scope["path"] in FREE:
-            return Actor("anybody", "api", "viewer")
+        if scope["path"] in FREE or scope["path"].startswith(STATIC):
+            if scope["method"] not in _SAFE:
+                _same_origin(headers)
+            return STRANGER
         key = key_of(headers)
         if key is not None:
             actor = await self._keyring.by_key(key)
@@ -155,9 +170,10 @@ class Gate:
         if cookie is not None and (session := await self._keyring.by_cookie(cookie)) is not None:
             if scope["method"] not in _SAFE:
                 _same_origin(headers)
-                given = headers.get("x-csrf-token", "")
-                if not _equal(given, session.csrf):
+                # A page's form carries it in a field, which the page's own route looks at.
+                if not is_page(scope["path"]) and not _equal(headers.get("x-csrf-token", ""), session.csrf):
                     raise Denied(403, "a change from a browser needs its session's token in X-CSRF-Token")
+            scope.setdefault("state", {})["session"] = session
             return session.actor
         if await self._keyring.is_open():
             self._at_home(scope, headers)
@@ -176,6 +192,13 @@ class Gate:
             raise Denied(403, f"without a key the API answers only to localhost, not to {host!r}")
         if scope["method"] not in _SAFE:
             _same_origin(headers)
+
+
+def is_page(path: str) -> bool:
+    return not path.startswith(_MACHINES)
+
+
+STRANGER = Actor("anybody", "api", "viewer")
 
 
 async def _drain(receive: Receive) -> None:

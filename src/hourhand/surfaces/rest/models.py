@@ -27,6 +27,7 @@ Priority = Literal["high", "normal", "low"]
 Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
 Missed = Literal["SKIP", "RUN_ONCE", "RUN_ALL"]
 Status = Literal["ready", "delayed", "parked", "running", "succeeded", "dead", "cancelled", "skipped", "expired", "lost"]
+Span = Literal["1h", "24h", "7d"]
 Whole = Annotated[int, Field(ge=1, le=2**31 - 1)]
 RunIds = Annotated[list[Annotated[str, Field(max_length=30)]], Field(min_length=1, max_length=1000)]
 
@@ -348,6 +349,13 @@ class Letters(Given):
     limit: Annotated[int, Field(ge=1, le=100_000)] = 10_000
 
 
+class LettersToReplay(Letters):
+    rate: Annotated[float, Field(ge=0.001, le=100_000)] | None = Field(
+        None, description="So many become due in a second, the oldest first. Default: all at once."
+    )
+    start: Instant | None = Field(None, description="With a rate: when the first is due. Default: now.")
+
+
 class NewPayload(Given):
     payload: dict[str, Any]
 
@@ -359,6 +367,7 @@ class Count(BaseModel):
 class Replayed(BaseModel):
     replayed: list[str]
     blocked: list[str]
+    until: datetime | None = Field(None, description="Only with a rate: when the last of them is due.")
 
 
 class Purged(BaseModel):
@@ -374,6 +383,43 @@ class Queue(BaseModel):
     running: int
     dead: int
     oldest_seconds: float | None
+
+
+class QueueFigures(Queue):
+    taken_at: datetime | None = Field(description="When it was looked at.")
+    ended_per_second: float = Field(description="Over the last five minutes, as are the figures below.")
+    failed_per_second: float
+    lateness_max: float
+    busy: float = Field(description="Handlers at work, on average.")
+
+
+class Moment(BaseModel):
+    at: datetime
+    succeeded: int
+    failed: int = Field(description="Attempts that were followed by another.")
+    dead: int
+    cancelled: int
+    skipped: int
+    expired: int
+    lost: int
+    fired: int = Field(description="Runs that schedules made.")
+    missed: int = Field(description="Firings that came later than their job's grace.")
+    seconds: float = Field(description="Spent in handlers.")
+    lateness_p50: float | None
+    lateness_p99: float | None
+    lateness_max: float | None
+    ready: int | None = Field(description="At the fullest moment, as are those below; null: nobody looked.")
+    delayed: int | None
+    parked: int | None
+    running: int | None
+    dead_letters: int | None
+    oldest_seconds: float | None
+
+
+class Trend(BaseModel):
+    period: str
+    step: int = Field(description="Seconds.")
+    moments: list[Moment]
 
 
 class QueueState(BaseModel):
@@ -405,6 +451,61 @@ class Shard(BaseModel):
     taken_at: datetime | None
     schedules: int
     next_run_at: datetime | None
+
+
+class Told(BaseModel):
+    """What a channel has heard of an incident."""
+
+    channel: str
+    opened_at: datetime | None
+    closed_at: datetime | None
+    reminders: int
+    attempts: int = Field(description="In vain, for what it is to be told next.")
+    error: str | None
+
+
+class Alert(BaseModel):
+    """An incident."""
+
+    id: int
+    rule: str
+    kind: str
+    subject: str = Field(description="The queue, job, task or node that it is about; empty: everything.")
+    severity: Literal["info", "warning", "critical"]
+    state: Literal["open", "closed"]
+    message: str
+    value: float | None
+    link: str | None
+    since: datetime = Field(description="When it was seen first.")
+    opened_at: datetime
+    closed_at: datetime | None
+    ending: str | None
+    told: list[Told]
+
+
+class AlertRule(BaseModel):
+    name: str
+    kind: str
+    enabled: bool
+    severity: str
+    in_words: str
+    threshold: float = Field(description="A number of things, or of seconds, as its kind has it.")
+    window: float | None
+    held_for: float
+    clear: float
+    repeat: float | None
+    channels: list[str]
+
+
+class ChannelTrial(BaseModel):
+    """What came of a test message."""
+
+    channel: str
+    kind: str
+    address: str = Field(description="As much of it as may be shown.")
+    delivered: bool
+    error: str | None
+    seconds: float
 
 
 class Change(BaseModel):

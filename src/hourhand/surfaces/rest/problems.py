@@ -102,10 +102,12 @@ def install(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(_methods(request.app.openapi()["paths"], request.url.path))
-        return problem(error.status_code, str(error.detail), headers=headers)
+        shown = app.state.refusal(request.scope, error.status_code, str(error.detail)) if app.state.refusal else None
+        return shown or problem(error.status_code, str(error.detail), headers=headers)
 
-    async def unforeseen(*_: Any) -> Response:
-        return fault()
+    async def unforeseen(request: Request, _: Exception) -> Response:
+        shown = app.state.refusal(request.scope, 500, "the server's log says more") if app.state.refusal else None
+        return shown or fault()
 
     async def gone(*_: Any) -> Response:
         return problem(400, "the caller has gone before his request was whole")

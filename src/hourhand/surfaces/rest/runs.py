@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 
+from hourhand.core.tracing import Place, carried, read_headers
 from hourhand.surfaces import wire
 from hourhand.surfaces.rest import models
 from hourhand.surfaces.rest.answers import Cursor, Limit, answer, body_of, optional_body, page, parse_body, read_cursor
@@ -31,14 +32,17 @@ async def list_runs(
     queue: Annotated[str | None, Query(max_length=100)] = None,
     tag: Annotated[str | None, Query(max_length=100)] = None,
     key: Annotated[str | None, Query(max_length=500)] = None,
+    job: Annotated[str | None, Query(max_length=100, description="A job's name or id.")] = None,
+    node: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="The node that has it, or had it last.")] = None,
     since: Annotated[models.Instant | None, Query(description="Scheduled since.")] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> Response:
     """The newest runs, in whatever state they are."""
     found = await app_of(request).runs.list(
-        state=status, task=task, queue=queue, tag=tag, key=key, since=since, below=read_cursor(cursor, str), limit=limit
-    )
+        state=status, task=task, queue=queue, tag=tag, key=key, job=job, node=node, since=since, below=read_cursor(cursor, str),
+        limit=limit,
+    )  # fmt: skip
     return page(request, found, limit, lambda one: one.run_id, listed)
 
 
@@ -48,7 +52,9 @@ async def list_runs(
 )  # fmt: skip
 async def enqueue(request: Request) -> Response:
     """Enqueue a run. If its key is taken, the run that holds it is named (200), and nothing is made."""
-    run = await _enqueue(request, await body_of(request, models.RunToAdd))
+    given = await body_of(request, models.RunToAdd)
+    with carried(_trace(request)):
+        run = await _enqueue(request, given)
     headers = {"Location": f"/api/v1/runs/{run['run_id']}"}
     return answer(run, 200 if run["duplicate"] else 201, headers)
 
@@ -66,14 +72,15 @@ async def enqueue_batch(request: Request) -> Response:
         kind = str(place) if one.key is not None else one.model_dump_json(exclude_unset=True, exclude={"payload"})
         alike.setdefault(kind, []).append(place)
     app, made = app_of(request), {}
-    async with (await app._database()).together():
-        for places in alike.values():
-            first = given[places[0]]
-            if len(places) == 1:
-                made[places[0]] = (await _enqueue(request, first))["run_id"]
-            else:
-                runs = await app.enqueue_many(first.task, [given[place].payload for place in places], **_options(first))
-                made.update(zip(places, runs, strict=True))
+    with carried(_trace(request)):
+        async with (await app._database()).together():
+            for places in alike.values():
+                first = given[places[0]]
+                if len(places) == 1:
+                    made[places[0]] = (await _enqueue(request, first))["run_id"]
+                else:
+                    runs = await app.enqueue_many(first.task, [given[place].payload for place in places], **_options(first))
+                    made.update(zip(places, runs, strict=True))
     return answer({"run_ids": [made[place] for place in range(len(given))]}, 201)
 
 
@@ -111,6 +118,12 @@ async def run_logs(
 async def _enqueue(request: Request, given: models.RunToAdd) -> dict[str, Any]:
     handle = await app_of(request).enqueue(given.task, given.payload, **_options(given))
     return {"run_id": handle.id, "duplicate": handle.duplicate}
+
+
+def _trace(request: Request) -> Place | None:
+    """Where the caller stands, if his request says so: W3C Trace Context."""
+    parent = request.headers.get("traceparent")
+    return None if parent is None else read_headers(parent, request.headers.get("tracestate"))
 
 
 def _options(given: models.RunToAdd) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import structlog
 import uvicorn
 
 from hourhand.core.errors import ConfigurationError
+from hourhand.engine.alerting import Alerting
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.rest.application import make_api
 from hourhand.surfaces.rest.events import Hub
@@ -58,12 +59,14 @@ class ApiServer:
         self._health = health
         self._hub = Hub(app)
         self._server: _Server | None = None
+        self._alerting: Alerting | None = None
         self._socket = _listen(options)
         self._stopped = False
 
     async def prepare(self) -> None:
         """Refuses to start where it would be open to strangers."""
         options = self.options
+        self._alerting = Alerting(await self._app._database(), self._app.settings, self._app.registry)
         admin_key = check_admin_key(os.environ.get(ADMIN_KEY))
         await check_exposure(self._app, options.host, admin_key)
         keyring = Keyring(self._app, admin_key=admin_key, loopback=is_loopback(options.host))
@@ -81,6 +84,7 @@ class ApiServer:
     async def serve(self, *, handle_signals: bool = False) -> None:
         """Until `stop`."""
         assert self._server is not None
+        assert self._alerting is not None
         if handle_signals:
             loop = asyncio.get_running_loop()
             for one in (signal.SIGTERM, signal.SIGINT):
@@ -88,9 +92,12 @@ class ApiServer:
         if self._stopped:
             return
         log.info("api.started", url=self.options.url, open=self.is_open)
+        alerting = asyncio.create_task(self._alerting.run_alone(), name="hourhand-alerts")
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            alerting.cancel()
+            await asyncio.gather(alerting, return_exceptions=True)
             self._socket.close()
             log.info("api.stopped", url=self.options.url)
 

@@ -44,7 +44,8 @@ def headline(survey: Survey) -> Text:
         counted(len(survey.queues), "queue"), f" · {survey.waiting:,} waiting",
         f" ({_rate(change)})" if survey.rates else "", f" · {survey.running:,} running · ",
         (f"{survey.dead:,} dead", "red" if survey.dead else ""), f" · {counted(len(survey.nodes), 'node')}",
-        (f", {late} late", "yellow") if late else "",
+        (f", {late} late", "yellow") if late else "", "" if survey.ended is None else f" · {survey.ended:,.1f} runs/s",
+        (f", {survey.failed:,.1f} failures/s", "yellow") if survey.failed else "",
     ]  # fmt: skip
     return Text.assemble(*parts)
 

@@ -26,6 +26,10 @@ class Survey:
     nodes: list[NodeView]
     rates: dict[str, float] = field(default_factory=dict)
     """By queue: how much more is waiting than at the look before, a second. Empty at the first look."""
+    ended: float | None = None
+    """Runs that ended, a second, over the last five minutes."""
+    failed: float | None = None
+    """Attempts that failed, the same way."""
 
     @property
     def waiting(self) -> int:
@@ -40,7 +44,8 @@ class Survey:
         return sum(one.dead for one in self.queues)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "waiting": self.waiting, "running": self.running, "dead": self.dead}
+        figures = {"waiting": self.waiting, "running": self.running, "dead": self.dead}
+        return {"at": self.at, **figures, "ended_per_second": self.ended, "failed_per_second": self.failed}
 
 
 async def look(app: Any, before: Survey | None = None) -> Survey:
@@ -49,11 +54,13 @@ async def look(app: Any, before: Survey | None = None) -> Survey:
     running = await app.runs.list(state="running", limit=MOST_RUNNING)
     recent = await app.runs.list(state=list(RECENT), limit=MOST_RECENT)
     nodes = await _nodes(app)
+    figures = await app.statistics.queues()
     now = Clock.monotonic()
     # Between the two lists a run may have ended: it is shown as what it was last.
     ended = {one.run_id for one in recent}
     runs = [*(one for one in running if one.run_id not in ended), *recent]
-    return Survey(Clock().instant(), now, queues, runs, nodes, _rates(queues, now, before))
+    ended, failed = sum(one.ended_per_second for one in figures), sum(one.failed_per_second for one in figures)
+    return Survey(Clock().instant(), now, queues, runs, nodes, _rates(queues, now, before), ended, failed)
 
 
 async def _nodes(app: Any) -> list[NodeView]:
