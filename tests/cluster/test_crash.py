@@ -14,6 +14,8 @@ from hourhand import Hourhand
 from tests.support.fleet import Fleet, make_sink, until, where
 from tests.support.jobs import app as jobs
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 async def fleet(url: str, schema: str, sql: asyncpg.Connection, tmp_path: Path) -> AsyncIterator[Fleet]:

@@ -15,6 +15,8 @@ from tests.conftest import missing
 from tests.support.fleet import Fleet, make_sink, until, where
 from tests.support.servers import Pooler, have_pooler
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 async def pooler(url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pooler]:

@@ -60,7 +60,8 @@ async def test_every_operation_works_as_the_document_prints_it(own: Client, sql:
     walker = Walker(own, Document((await own.get("openapi.json")).ok()))
     use = walker.use
 
-    for name in ("healthz", "readyz", "metrics", "whoami", "list_nodes", "list_shards"):
+    for name in ("healthz", "readyz", "metrics", "whoami", "list_nodes", "list_shards", "statistics", "queue_figures", "totals", "list_alerts",
+                 "alert_rules", "test_alerts"):  # fmt: skip
         assert (await use(name)).status == 200
     assert (await use("preview_schedule")).json["timezone"] == "America/New_York"
 
@@ -193,6 +194,11 @@ async def test_every_list_comes_in_pages(own: Client, sql: asyncpg.Connection, s
     await sql.execute(f"UPDATE {schema}.ready SET scheduled_at = $1 WHERE job_id IS NOT NULL", same)
     for number in range(3):
         (await own.patch("jobs/job-00", {"priority": ("high", "low", "normal")[number]})).ok()
+    await sql.execute(
+        f"INSERT INTO {schema}.incidents (rule, kind, subject, severity, message, hooks, opened_at, closed_at)"
+        f" SELECT 'slow', 'queue_age', 'paged', 'warning', 'it waits', false, $1, $1 FROM generate_series(1, 5)",
+        same,
+    )
 
     lists = {
         "jobs": ("name", 11),
@@ -204,6 +210,7 @@ async def test_every_list_comes_in_pages(own: Client, sql: asyncpg.Connection, s
         "dead": ("run_id", 9),
         "dead?error=ConnectionError": ("run_id", 9),
         "audit?action=job": ("id", 21),
+        "alerts?open=false&rule=slow": ("id", 5),
     }
     for path, (mark, size) in lists.items():
         joint = "&" if "?" in path else "?"
@@ -486,7 +493,7 @@ async def test_every_error_is_a_problem(admin: Client) -> None:
     text = {"Content-Type": "text/plain"}
     for answer, status, kind in (
         (await admin.get("nothing"), 404, "about:blank"),
-        (await admin.get("/"), 404, "about:blank"),
+        (await admin.get("/nothing"), 404, "about:blank"),
         (await admin.get("jobs/"), 404, "about:blank"),
         (await admin.get("jobs/unknown"), 404, "urn:hourhand:unknown-job"),
         (await admin.get("runs/r_zzzz"), 404, "urn:hourhand:unknown-run"),

@@ -16,8 +16,9 @@ from tests.support.document import Document
 pytestmark = pytest.mark.once
 HOURLY = {"schedule": "0 * * * *"}
 PERIOD = {"since": "2021-02-01T00:00:00Z", "until": "2021-02-01T03:00:00Z"}
-NOT_ON_RECORD = {"enqueue", "enqueue_batch", "open_session", "close_session"}
-"""Runs that are added are traffic, and their own record; a session changes nothing but who is looking."""
+NOT_ON_RECORD = {"enqueue", "enqueue_batch", "open_session", "close_session", "test_alerts"}
+"""Runs that are added are traffic, and their own record; a session changes nothing but who is looking,
+a test message nothing at all."""
 ANY = object()
 
 

@@ -211,12 +211,33 @@ async def test_what_concerns_everything_is_not_for_a_part(world: World) -> None:
     for method, path, body in (
         ("GET", "keys", None), ("POST", "keys", {"name": "more", "role": "admin"}), ("POST", "keys", {"name": "same", "queues": ["mine"]}),
         ("DELETE", "keys/environment", None), ("GET", "nodes", None), ("GET", "shards", None), ("GET", "/metrics", None),
+        ("GET", "statistics/totals", None), ("GET", "alerts", None), ("GET", "alerts/rules", None), ("POST", "alerts/test", None),
     ):  # fmt: skip
         answer = await world.client.call(method, path, json=body)
         assert answer.status == 403, (method, path)
         assert "concerns everything" in answer.problem["detail"]
     about = (await world.client.get("whoami")).ok()
     assert (about["queues"], about["prefixes"]) == ((["mine"], None) if world.how == "queue" else (None, ["mine-"]))
+
+
+async def test_what_others_did_is_not_in_the_figures(world: World, served: Served, sql: asyncpg.Connection) -> None:
+    await sql.execute(
+        f"INSERT INTO {served.schema}.statistics (minute, queue, node, succeeded, fired) SELECT date_trunc('minute', now()), id, -9, 5, 5"
+        f" FROM (SELECT id FROM {served.schema}.queues UNION ALL SELECT 0) AS queues"
+        " ON CONFLICT (minute, queue, node) DO UPDATE SET succeeded = 5, fired = 5"
+    )
+
+    async def did(query: str) -> tuple[int, int]:
+        moments = (await world.client.get(f"statistics?{query}")).ok()["moments"]
+        return sum(one["succeeded"] for one in moments), sum(one["fired"] for one in moments)
+
+    # What the jobs of a queue did is known of all of them together, so whose part is some jobs sees none of it.
+    assert await did("period=1h") == await did("period=24h&queue=mine") == ((5, 5) if world.how == "queue" else (0, 0))
+    theirs = await world.client.get("statistics?queue=theirs")
+    assert theirs.status == 404 if world.how == "queue" else await did("queue=theirs") == (0, 0)
+    seen = [one["name"] for one in (await world.client.get("statistics/queues")).ok()]
+    assert seen == (["mine"] if world.how == "queue" else [])
+    await sql.execute(f"DELETE FROM {served.schema}.statistics WHERE node = -9")
 
 
 async def test_the_record_of_others_cannot_be_read(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import itertools
+import re
 from collections.abc import AsyncIterator
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import asyncpg
 import pytest
+from starlette.routing import Mount
 
 from hourhand import Hourhand
 from hourhand.surfaces import access
 from hourhand.surfaces.rest import gate, keyring
 from hourhand.surfaces.rest.application import make_api
 from hourhand.surfaces.rest.events import Hub
+from hourhand.surfaces.rest.gate import is_page
 from hourhand.surfaces.rest.keyring import Keyring
 from tests.db.conftest import Served
 from tests.support.api import ADMIN, ROOT, Answer, ApiProcess, Client, raw_exchange
@@ -30,7 +33,8 @@ HOURLY = {"schedule": "0 * * * *"}
 FOR_VIEWERS = {
     "readyz", "metrics", "list_jobs", "show_job", "job_runs", "next_firings", "why", "prove_job", "list_runs", "show_run", "run_logs",
     "list_dead", "count_dead", "show_dead", "list_queues", "list_nodes", "list_shards", "preview_schedule", "list_audit", "whoami",
-    "events", "open_session", "close_session", "backfill_progress",
+    "statistics", "queue_figures", "totals",
+    "events", "open_session", "close_session", "backfill_progress", "list_alerts", "alert_rules",
 }  # fmt: skip
 FOR_OPERATORS = {
     "pause_job", "resume_job", "trigger_job", "backfill_job", "cancel_backfill", "enqueue", "enqueue_batch", "cancel_run", "retry_run",
@@ -38,7 +42,7 @@ FOR_OPERATORS = {
 }  # fmt: skip
 FOR_ADMINS = {
     "add_job", "add_jobs", "update_job", "put_job", "delete_job", "edit_dead", "purge_one", "purge_dead", "list_keys", "create_key",
-    "revoke_key",
+    "revoke_key", "test_alerts",
 }  # fmt: skip
 
 
@@ -66,7 +70,9 @@ async def test_every_route_is_closed_without_a_key(admin: Client, document: Docu
     known = {one.place(job_id="j_1", run_id="r_1", key_id="k", name="q") for one in document.operations.values()}
     unknown = {"/", "/nothing", ROOT, f"{ROOT}/", f"{ROOT}/nothing", "/docs", "/redoc", "/openapi.json", f"{ROOT}/openapi.json",
                "/api/v1/../../healthz", "/healthz/", "/healthz%2f", "//healthz", "/HEALTHZ", "/healthz;x=1", "/favicon.ico"}  # fmt: skip
-    for path, method in itertools.product(sorted((known | unknown) - {"/healthz"}), METHODS):
+    pages = {re.sub(r"{\w+(:path)?}", "1", path) for _, path in routes() if is_page(path)} - {"/login"}
+    assert len(pages) > 10
+    for path, method in itertools.product(sorted((known | unknown | pages) - {"/healthz"}), METHODS):
         answer = await nobody.call(method, path)
         assert answer.status == 401, (method, path)
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
@@ -78,15 +84,48 @@ async def test_every_route_is_closed_without_a_key(admin: Client, document: Docu
 
 async def test_the_document_has_every_route(document: Document) -> None:
     """So that whoever walks the document has been everywhere."""
+    documented = {(one.method, one.path) for one in document.operations.values()}
+    assert {one for one in routes() if not is_page(one[1])} == documented | {("GET", f"{ROOT}/openapi.json")}
+
+
+async def test_what_pages_are_drawn_with_and_the_way_in_are_open_and_nothing_else_is(admin: Client) -> None:
+    nobody = admin.holding(None)
+    for path in ("/static/hourhand.css", "/static/hourhand.js", "/static/icon.svg", "/login"):
+        assert (await nobody.get(path)).status == 200, path
+    for path in (
+        "/static/../pages.py",
+        "/static/..%2fpages.py",
+        "/static/%2e%2e/pages.py",
+        "/static/",
+        "/static//etc/passwd",
+        "/login/x",
+    ):
+        assert (await nobody.get(path)).status in (401, 404, 405), path
+    for method in ("PUT", "DELETE", "PATCH"):
+        assert (await nobody.call(method, "/login")).status == 405
+    from_elsewhere = await nobody.post("/login", data=b"key=x", headers={"Origin": "http://evil.example"})
+    assert from_elsewhere.status == 403
+
+
+async def test_a_person_is_shown_where_to_sign_in_and_a_program_is_told(admin: Client) -> None:
+    nobody = admin.holding(None)
+    shown = await nobody.get("/jobs?q=x%20y", headers={"Accept": "text/html"})
+    assert (shown.status, shown.headers["Location"]) == (303, "/login?next=%2Fjobs%3Fq%3Dx%2520y")
+    assert (await nobody.get("/jobs")).status == 401
+    assert (await nobody.get("/api/v1/jobs", headers={"Accept": "text/html"})).status == 401
+
+
+def routes() -> set[tuple[str, str]]:
+    """Everything that is served, whether the document has it or not."""
     app = Hourhand("postgresql://nobody@127.0.0.1:1/nothing")
     api: Any = make_api(app, Keyring(app, admin_key=None, loopback=False), Hub(app))._app
-    paths = {(method, one.path) for one in _flat(api.routes) for method in one.methods}
-    documented = {(one.method, one.path) for one in document.operations.values()}
-    assert paths == documented | {("GET", f"{ROOT}/openapi.json")}
+    return {(method, one.path) for one in _flat(api.routes) for method in one.methods}
 
 
 def _flat(routes: Any) -> Any:
     for one in routes:
+        if isinstance(one, Mount):
+            continue
         if hasattr(one, "methods"):
             yield one
         else:

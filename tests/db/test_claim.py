@@ -75,7 +75,7 @@ async def test_hot_statements_go_by_index_whatever_the_statistics_say(
     claimed = await connection.fetch(statements["claim"], [lane], [0], [1000], node)
     runs, tokens = [row["run_id"] for row in claimed], [row["token"] for row in claimed]
     stamps = [1.0] * len(runs)
-    plan = await explain(connection, statements["finish"], node, runs, tokens, stamps, stamps, None, None, None, None)
+    plan = await explain(connection, statements["finish"], node, runs, tokens, stamps, stamps, None, None, None, None, None)
     assert not [scan for scan in scans(plan) if scan.startswith("Seq Scan on r")], scans(plan)
     assert plan["Plan"]["Actual Rows"] == 1000
     # Each claimed row is looked up once, by its own key: nothing is compared with everything.

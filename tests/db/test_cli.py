@@ -569,3 +569,33 @@ def test_instants_that_are_taken() -> None:
     assert common.instant("2030-01-01T01:00:00+01:00") == common.instant("2030-01-01T00:00:00Z")
     minutes, hours = common.instant("120m"), common.instant("2h")
     assert timedelta(0) <= hours - minutes < timedelta(minutes=1)
+
+
+# By job and node; at a rate
+
+
+async def test_runs_are_listed_by_job_and_node(hourhand: Command, app: Hourhand) -> None:
+    await app.jobs.add("nightly", task="t", schedule="0 2 * * *")
+    run = (await app.jobs.trigger("nightly")).run_id
+    await app.enqueue("t", {})
+    assert [one["run_id"] for one in (await hourhand("runs", "list", "--job", "nightly", "--json")).json] == [run]
+    assert (await hourhand("runs", "list", "--job", "nightly", "--node", "3", "--json")).json == []
+    unknown = await hourhand("runs", "list", "--job", "nobody")
+    assert (unknown.code, unknown.out) == (3, "")
+    assert "there is no job 'nobody'" in unknown.err
+    assert (await hourhand("runs", "list", "--node", "0")).code == 2
+
+
+async def test_dead_letters_go_back_at_a_rate(hourhand: Command, app: Hourhand, cemetery: Cemetery) -> None:
+    letters = [await cemetery.bury() for _ in range(3)]
+    for rate in ("0", "-1", "1000000"):
+        refused = await hourhand("dead", "replay", "--all", "--yes", "--rate", rate)
+        assert (refused.code, refused.out) == (2, "")
+        assert "rate is how many become due in a second" in refused.err
+    done = await hourhand("dead", "replay", "--all", "--yes", "--rate", "0.01")
+    assert (done.code, done.err) == (0, "")
+    assert "3 dead letters replayed; the last is due in 3 min" in done.out
+    assert await states(app, *letters) == ["delayed"] * 3
+    assert (await hourhand("dead", "replay", "--all", "--yes", "--rate", "1", "--json")).json == {
+        "replayed": [], "blocked": [], "missing": [], "until": None,
+    }  # fmt: skip

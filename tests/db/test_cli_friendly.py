@@ -292,7 +292,7 @@ async def complete(words: str) -> list[str]:
         ("hourhand next x --dst s", ["shift", "skip"]),
         ("hourhand jobs backfill x --order ", ["oldest", "newest"]),
         ("hourhand why x --outcome coal", ["coalesced"]),
-        ("hourhand up --log-format ", ["console", "json"]),
+        ("hourhand up --log-format ", ["console", "json", "auto"]),
         ("hourhand verify --faults kill,pa", ["kill,pause", "kill,partition"]),
     ],
 )

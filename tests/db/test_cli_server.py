@@ -160,7 +160,7 @@ LOOKS = [
     "runs list", "runs list --state ready --state succeeded --since 2h --limit 2", "runs list --task mail --key k1", "runs show {run}",
     "runs show {ended}", "logs {run}", "logs {run} --follow", "logs {run} --since-attempt 2", "dead list",
     "dead list --queue post --tag eu --error ValueError --since 2h --before 1s", "dead show {dead}", "queues list", "nodes list",
-    "nodes list --gone", "shards list", "keys list", "keys list --revoked", "audit --limit 9", "audit weekly --action job --since 2h",
+    "nodes list --gone", "shards list", "alerts list --all", "alerts rules", "keys list", "keys list --revoked", "audit --limit 9", "audit weekly --action job --since 2h",
     f"why often --since {SINCE} --until {UNTIL}", f"why often --since {SINCE} --until {UNTIL} --outcome paused", "top --once",
     "plan {file}", "drift {file}", "export --unowned", "import crontab {crontab}",
     "import kubernetes {manifest}",
@@ -190,7 +190,7 @@ async def test_whoever_looks_sees_the_same(line: str, far: Command, here: Comman
         "jobs backfill weekly --since 2h --order random", "jobs backfill often --since 30d --cap 5 --dry-run",
         "runs show r_zzzz", "runs show nonsense", "runs cancel {ended}", "runs list --state bogus", "runs retry r_zzzz",
         "dead show {run}", "dead replay r_zzzz", "dead purge", "dead edit {run} --payload {{}}", "dead edit {dead} --payload [",
-        "queues resume nowhere", "keys create x --role king", "keys revoke nobody", "logs r_zzzz", "why nobody",
+        "queues resume nowhere", "alerts test nobody", "keys create x --role king", "keys revoke nobody", "logs r_zzzz", "why nobody",
         "why often --at 2026-01-01T00:00:07Z", "audit --since nonsense", "plan /nowhere.yaml", "export --owner nobody",
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,7 @@ class Verbs:
         self.queues = SimpleNamespace(list=self._list)
         self.runs = SimpleNamespace(list=self._nothing)
         self.nodes = SimpleNamespace(list=self._nothing)
+        self.statistics = SimpleNamespace(queues=self._nothing)
 
     async def _list(self) -> list[QueueView]:
         self.looking += 1
@@ -334,6 +336,8 @@ def test_what_deserves_a_look_is_coloured() -> None:
     assert (late.cells[1].style, late.cells[6].style) == ("yellow", "yellow")
     assert [cell.plain for cell in fine.cells[4:7]] == ["128 shards", "", ""]
     assert rows.headline(survey).plain == "1 queue · 1,236 waiting (-150/s) · 0 running · 3 dead · 2 nodes, 1 late"
+    busy = replace(survey, ended=1234.56, failed=0.25)
+    assert rows.headline(busy).plain.endswith("2 nodes, 1 late · 1,234.6 runs/s, 0.2 failures/s")
 
 
 def test_without_textual_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +360,7 @@ async def test_once_prints_what_there_is(hourhand: Command, app: Hourhand, cemet
         done = await hourhand("top", *arguments)
         assert (done.code, done.err) == (0, "")
         lines = [" ".join(line.split()) for line in done.out.splitlines()]
-        assert lines[0] == "1 queue · 0 waiting · 1 running · 1 dead · 1 node"
+        assert lines[0] == "1 queue · 0 waiting · 1 running · 1 dead · 1 node · 0.0 runs/s"
         assert "default 0 0 0 1 1" in lines
         assert any(line.startswith("1 alive worker vm:1 1/50 runs 2%") for line in lines)
         assert max(len(line) for line in done.out.splitlines()) <= 80

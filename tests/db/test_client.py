@@ -33,6 +33,7 @@ from hourhand.core import ids
 from hourhand.surfaces.client import batches
 from hourhand.surfaces.client import jobs as remote_jobs
 from hourhand.surfaces.client import runs as remote_runs
+from hourhand.surfaces.statistics import Moment
 from tests.db.conftest import Served
 from tests.db.test_cli import Cemetery
 from tests.db.test_worker import working
@@ -351,6 +352,21 @@ async def test_queues_nodes_and_shards(client: AsyncClient, near: Hourhand, ceme
     for name in ("nowhere", "../jobs", ""):
         with pytest.raises(UnknownQueue):
             await client.queues.resume(name)
+
+
+async def test_statistics(client: AsyncClient, near: Hourhand) -> None:
+    await near.enqueue("count", {}, queue="counted")
+    near_by = await near.statistics.over("1h", queue="counted")
+    far = await client.statistics.over("1h", queue="counted")
+    assert (far.period, far.step, len(far.moments)) == (near_by.period, near_by.step, len(near_by.moments)) == ("1h", 60, 60)
+    assert {type(one) for one in far.moments} == {Moment}
+    assert [one.name for one in await client.statistics.queues()] == [one.name for one in await near.statistics.queues()]
+    assert await client.statistics.totals() == await near.statistics.totals()
+    with pytest.raises(InvalidOption, match="1h, 24h, 7d"):
+        await client.statistics.over("2h")
+    for name in ("nowhere", "../jobs", ""):
+        with pytest.raises(UnknownQueue):
+            await client.statistics.over(queue=name)
 
 
 async def test_keys_and_what_they_open(client: AsyncClient, served: Served) -> None:

@@ -21,6 +21,8 @@ from hourhand.storage.nodes import MaintenanceGateway
 from tests.db.test_worker import working
 from tests.support.fleet import until, where
 
+pytestmark = pytest.mark.once
+
 AT_ONCE = Retry(max_attempts=3, base=0, cap=0)
 
 

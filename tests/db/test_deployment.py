@@ -10,6 +10,8 @@ from hourhand.core.errors import InvalidOption
 from tests.db.test_worker import working
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
+
 
 def version(url: str, schema: str, *jobs: tuple[str, str], name: str = "shop") -> Hourhand:
     """An app whose code declares these jobs."""

@@ -17,6 +17,8 @@ from tests.db.test_firing import gateway, make_node
 from tests.db.test_transactions import ASYNC, SYNC
 from tests.support.fleet import until, where
 
+pytestmark = pytest.mark.once
+
 __all__ = ["gateway"]
 HOURLY = {"task": "work", "schedule": "0 * * * *"}
 

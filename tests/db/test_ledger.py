@@ -17,6 +17,8 @@ from tests.db.test_firing import gateway, make_node
 from tests.db.test_policies import HOUR, T0, Bench, bench
 from tests.support.fleet import until
 
+pytestmark = pytest.mark.once
+
 __all__ = ["bench", "gateway"]
 
 

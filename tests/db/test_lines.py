@@ -27,6 +27,8 @@ from tests.db.test_worker import AT_ONCE, working
 from tests.support.fleet import until
 from tests.support.jobs import app as jobs
 
+pytestmark = pytest.mark.once
+
 __all__ = ["cemetery", "hourhand"]
 NOTICE = "further lines are not kept"
 

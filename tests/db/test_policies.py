@@ -18,6 +18,8 @@ from tests.db.test_firing import gateway, make_node
 from tests.db.test_worker import working
 from tests.support.fleet import until, where
 
+pytestmark = pytest.mark.once
+
 __all__ = ["gateway"]
 T0 = datetime(2026, 3, 2, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

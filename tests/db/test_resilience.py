@@ -10,9 +10,12 @@ import pytest
 from pydantic import BaseModel, model_serializer
 
 from hourhand import Context, Hourhand, InvalidPayload, Retry
+from hourhand.core.clock import Clock
 from hourhand.storage.nodes import MaintenanceGateway
 from tests.db.test_worker import working
 from tests.support.fleet import until, where
+
+pytestmark = pytest.mark.once
 
 AT_ONCE = Retry(max_attempts=3, base=0, cap=0)
 
@@ -346,6 +349,7 @@ async def test_a_mountain_of_due_runs_does_not_keep_the_maintainer_from_its_tick
 
     class Idle:
         id = 1
+        clock = Clock()
 
     one = module.Maintainer(await maintenance(app), Idle(), app.settings)  # type: ignore[arg-type]
     await one.run_once()
@@ -375,14 +379,13 @@ def test_a_judge_that_has_just_connected_condemns_nobody(monkeypatch: pytest.Mon
     """After a restart of the database every lock is missing and leases may have run out."""
     from types import SimpleNamespace
 
-    from hourhand.core.clock import Clock
     from hourhand.core.settings import Settings
     from hourhand.engine.maintainer import Maintainer
 
     moment = 1000.0
     monkeypatch.setattr(Clock, "monotonic", staticmethod(lambda: moment))
     gateway = SimpleNamespace(connected_at=moment)
-    judge = Maintainer(gateway, SimpleNamespace(id=1), Settings(grace=1.5))  # type: ignore[arg-type]
+    judge = Maintainer(gateway, SimpleNamespace(id=1, clock=Clock()), Settings(grace=1.5))  # type: ignore[arg-type]
     assert judge._condemned(silent=[5], unlocked=[6]) == []
     moment += 2.9
     assert judge._condemned(silent=[5], unlocked=[6]) == [], "not before twice the grace"

@@ -12,6 +12,8 @@ from hourhand import Hourhand
 from hourhand.core.actor import ACTOR, Actor
 from hourhand.core.errors import Forbidden, InvalidOption, PreconditionFailed, StatementRefused, UnknownJob, UnknownRun
 
+pytestmark = pytest.mark.once
+
 
 async def test_a_change_and_its_record_are_one_transaction(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
     await app.jobs.add("kept", schedule="0 9 * * *")

@@ -25,6 +25,8 @@ from hourhand.storage.migrate import migrate
 from tests.support.fleet import until, where
 from tests.support.outside import everything, lane_name, listening, row, script
 
+pytestmark = pytest.mark.once
+
 FUTURE = datetime(2100, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 OPTIONS: dict[str, Any] = {
     "at": FUTURE, "expires": FUTURE + timedelta(hours=1), "queue": "other", "priority": "low", "key": "k", "unique_for": 60,

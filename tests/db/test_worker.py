@@ -17,6 +17,8 @@ from hourhand.core.errors import NotPossible, RunFailed, UnknownRun
 from hourhand.engine.worker import Worker, WorkerOptions
 from tests.support.fleet import until, where
 
+pytestmark = pytest.mark.once
+
 AT_ONCE = Retry(max_attempts=3, base=0, cap=0)
 
 
@@ -463,13 +465,16 @@ async def test_claims_whose_answer_was_lost_are_handed_back(app: Hourhand, sql: 
         )
 
         async def cut() -> bool:
-            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hourhand claimer'"
-            return bool(await sql.fetch(ended))
+            """In the middle of a statement: a connection that is cut while it is idle is opened again without a word."""
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'hourhand claimer' AND datname = current_database()"
+            return bool(await sql.fetch(f"{ended} AND wait_event_type = 'Lock'"))
 
         async def done() -> bool:
             return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.runs WHERE run_id = 900 AND outcome = 'succeeded'"))
 
-        await until(cut, "a connection of the claimer to cut")
+        async with sql.transaction():
+            await sql.execute(f"LOCK TABLE {schema}.ready")
+            await until(cut, "a connection of the claimer to cut")
         await until(done, "the stray run")
 
 

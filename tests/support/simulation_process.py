@@ -1,7 +1,7 @@
 """A scheduler process in a simulation: the real scheduler, elector, node and wheel, on a loop that is moved step by step.
 
-What is not real: the database, which is the tables' model, the session, the machine's clock, and the maintainer, whose chores
-are done from outside. A process can be left alone between any two of its steps, for as long as one likes.
+What is not real: the database, which is the tables' model, the session, the machine's clock, the maintainer, whose chores are done
+from outside, and the alerts. A process can be left alone between any two of its steps, for as long as one likes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.settings import Settings
 from hourhand.engine import node as node_module
 from hourhand.engine import scheduler as scheduler_module
+from hourhand.engine.measures import Measures
 from hourhand.engine.scheduler import Scheduler
 from hourhand.storage import database as database_module
 from tests.support.simulation_loop import SteppedLoop
@@ -242,6 +243,7 @@ class Maintainer:
 
     def __init__(self, *_: Any) -> None:
         self._never = asyncio.Event()
+        self.measures = Measures()
 
     async def run(self) -> None:
         await self._never.wait()
@@ -251,6 +253,15 @@ class Maintainer:
 
     def hear(self, word: str) -> None:
         """Delayed runs are not our subject."""
+
+
+class Alerting(Maintainer):
+    """Nobody looks whether something is wrong: the judge does."""
+
+    duties: tuple[()] = ()
+
+    async def stop(self, *_: Any) -> None:
+        """Nothing to stop."""
 
 
 @contextmanager
@@ -272,6 +283,7 @@ def virtual_machines() -> Iterator[Counter[str]]:
             (database_module, "Random", lambda: Random(1)),
             (node_module, "Session", Session),
             (scheduler_module, "Maintainer", Maintainer),
+            (scheduler_module, "Alerting", Alerting),
             (scheduler_module, "BATCH", 8),
         ):
             stack.enter_context(patch.object(where, name, instead))

@@ -9,9 +9,11 @@ from typing import Any, assert_type
 from hourhand.client import Actor, AsyncClient, BlockingHandle, Client, Preview, RunHandle
 from hourhand.core.account import Line
 from hourhand.surfaces.access import CreatedKey, KeyView
+from hourhand.surfaces.alerts import AlertView, ChannelTrial, RuleView
 from hourhand.surfaces.auditing import Change
+from hourhand.surfaces.dead_letters import Replayed
 from hourhand.surfaces.past import Backfill
-from hourhand.surfaces.verbs import Replayed
+from hourhand.surfaces.statistics import QueueFigures, Trend
 from hourhand.surfaces.views import (
     Audit,
     BulkAdded,
@@ -72,6 +74,12 @@ def waited_for(client: Client, now: datetime) -> None:
     assert_type(client.queues.resume("post"), None)
     assert_type(client.nodes.list(gone=True), list[NodeView])
     assert_type(client.shards.list(), list[ShardView])
+    assert_type(client.statistics.over("24h", queue="default"), Trend)
+    assert_type(client.statistics.queues(), list[QueueFigures])
+    assert_type(client.statistics.totals(), dict[str, int])
+    assert_type(client.alerts.list(open=False, rule="r", since=now, below=7, limit=5), list[AlertView])
+    assert_type(client.alerts.rules(), list[RuleView])
+    assert_type(client.alerts.test("ops"), list[ChannelTrial])
     assert_type(client.keys.create("me", role="viewer"), CreatedKey)
     assert_type(client.keys.list(revoked=True), list[KeyView])
     assert_type(client.keys.revoke("k"), KeyView)

@@ -13,7 +13,8 @@ import pytest
 
 from hourhand import Hourhand
 from hourhand.client import AsyncClient, Client, ConfigurationError
-from hourhand.surfaces import access, jobs, verbs
+from hourhand.surfaces import access, alerts, dead_letters, jobs, statistics, verbs
+from hourhand.surfaces.client import alerts as remote_alerts
 from hourhand.surfaces.client import blocking, fleet, runs
 from hourhand.surfaces.client import jobs as remote_jobs
 from hourhand.surfaces.handle import RunHandle
@@ -22,14 +23,16 @@ PROJECT = Path(__file__).parent.parent.parent
 GROUPS: list[tuple[type, type, type]] = [
     (jobs.Jobs, remote_jobs.Jobs, blocking.Jobs),
     (verbs.Runs, runs.Runs, blocking.Runs),
-    (verbs.Dead, runs.Dead, blocking.Dead),
+    (dead_letters.Dead, runs.Dead, blocking.Dead),
     (verbs.Queues, fleet.Queues, blocking.Queues),
     (verbs.Nodes, fleet.Nodes, blocking.Nodes),
     (verbs.Shards, fleet.Shards, blocking.Shards),
+    (statistics.Statistics, fleet.Statistics, blocking.Statistics),
+    (alerts.Alerts, remote_alerts.Alerts, blocking.Alerts),
     (access.Keys, fleet.Keys, blocking.Keys),
     (access.AuditLog, fleet.AuditLog, blocking.AuditLog),
 ]
-ELSEWHERE = {"ended", "authenticate"}
+ELSEWHERE = {"ended", "authenticate", "look", "by_queue"}
 """What a server asks of its own app."""
 
 

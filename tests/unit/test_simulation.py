@@ -26,6 +26,7 @@ from tests.support.simulation_process import virtual_machines
 from tests.support.simulation_tables import SECOND, SHARDS, Begun, JobRow, Planned, Row, ScheduleRow
 
 USUAL = 90
+WAYS = 6
 DEEPER = os.environ.get("HOURHAND_SIMULATION_EXAMPLES")
 # There is two to six times as much in `USUAL` examples.
 LEAST = {
@@ -36,19 +37,22 @@ LEAST = {
 }  # fmt: skip
 
 
-def simulate(tables: type[Database], examples: int, *, deeper: bool = False) -> Counter[str]:
-    """What there was in all of the examples, and what the schedulers' logs said."""
+def simulate(tables: type[Database], examples: int, way: int = 0, *, deeper: bool = False) -> Counter[str]:
+    """What there was in all of the examples, and what the schedulers' logs said. What is tried depends on the way, and on all that
+    is imported."""
 
     class Run(Simulation):
         """Counts for itself."""
 
     Run.tables, Run.covered = tables, Counter()
+    if not deeper:
+        Run._hypothesis_internal_use_seed = way  # type: ignore[attr-defined]
     phases = [Phase.generate, Phase.shrink] if deeper else [Phase.generate]
     with virtual_machines() as events:
         run_state_machine_as_test(
             Run,
             settings=settings(
-                max_examples=examples, stateful_step_count=50, derandomize=not deeper, phases=phases, database=None, deadline=None,
+                max_examples=examples, stateful_step_count=50, phases=phases, database=None, deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )  # fmt: skip
@@ -58,10 +62,20 @@ def simulate(tables: type[Database], examples: int, *, deeper: bool = False) -> 
 @pytest.mark.timeout(0 if DEEPER else 120)
 def test_every_expected_firing_has_one_outcome_whatever_happens() -> None:
     examples = int(DEEPER or USUAL)
-    covered = simulate(Database, examples, deeper=DEEPER is not None)
-    assert not covered["firing.twice"] + covered["firing.ledger_refused"], "the second barrier was never needed"
-    missing = {name: covered[name] for name, least in LEAST.items() if covered[name] < least}
-    assert not missing or examples < USUAL, f"there was too little of {missing}"
+    covered, missing = Counter[str](), dict[str, int]()
+    for way in range(1 if DEEPER else WAYS):
+        covered += simulate(Database, examples, way, deeper=DEEPER is not None)
+        assert not covered["firing.twice"] + covered["firing.ledger_refused"], "the second barrier was never needed"
+        missing = {name: covered[name] for name, least in LEAST.items() if covered[name] < least}
+        if not missing:
+            return
+    assert examples < USUAL, f"there was too little of {missing}"
+
+
+def search(tables: type[Database]) -> None:
+    """Until something is wrong: seldom far, and where it is, another way."""
+    for way in range(WAYS):
+        simulate(tables, USUAL, way)
 
 
 def test_the_same_again_is_the_same() -> None:
@@ -168,7 +182,7 @@ class NothingOnRecord(Database):
         (EpochStays, "two owners|does not own the shard"),
         (WheelTrusted, "early|runs at .* before"),
         (MachineClock, "early|runs at .* before"),
-        (NoRevision, "two runs"),
+        (NoRevision, "two runs|is not of schedule"),
         (MissedForgotten, "0 outcomes"),
         (OldestRuns, "expected .* found"),
         (NothingOnRecord, "0 outcomes"),
@@ -176,7 +190,7 @@ class NothingOnRecord(Database):
 )
 def test_the_judge_finds_what_the_tables_no_longer_guarantee(tables: type[Database], finding: str) -> None:
     with pytest.raises(AssertionError, match=finding):
-        simulate(tables, USUAL)
+        search(tables)
 
 
 def leaves_some(node: int, nodes: Sequence[int]) -> set[int]:
@@ -211,11 +225,11 @@ def forgets() -> Iterator[None]:
             schedules,
             "next_change",
             lambda *_: None,
-            "never expected|other instants|outcomes|expected .* found",
+            r"never expected|other instants|outcomes|expected .* found|told of and not expected",
             id="clocks never change",
         ),
     ],
 )
 def test_the_judge_finds_what_the_code_does_wrong(where: Any, name: str, instead: Any, finding: str) -> None:
     with patch.object(where, name, instead), pytest.raises(AssertionError, match=finding):
-        simulate(Database, 5 * USUAL)  # it ends with the first one; what is tried depends on all that is imported
+        search(Database)

@@ -1,0 +1,226 @@
+"""The first page, queues, nodes, shards and the forecast."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.conftest import Site, read, watched
+from tests.support.fleet import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_the_overview_says_what_needs_attention_and_shows_how_it_goes(page: Page) -> None:
+    await read(page, "/", "overview")
+    attention = page.locator("#attention")
+    await expect(attention).to_contain_text("gave up within the last hour")
+    await expect(attention).to_contain_text("Task unheard_of in queue default: no worker knows it")
+    await expect(page.locator("#charts figure")).to_have_count(6)
+    await expect(page.locator("#glance")).to_contain_text("billing")
+    await expect(page.locator("#glance")).to_contain_text("All 256 shards have a scheduler")
+    for period in ("24h", "7d"):
+        await page.get_by_role("link", name=period, exact=True).click()
+        await expect(page.get_by_role("link", name=period, exact=True)).to_have_attribute("aria-current", "page")
+        await expect(page.locator("#charts figure")).to_have_count(6)
+
+
+async def test_it_is_alive(page: Page, site: Site) -> None:
+    await page.goto("/")
+    await expect(page.locator("#live")).to_have_text("live")
+    await expect(page.locator("#attention")).not_to_contain_text("is paused")
+    await site.app.queues.pause("reports")
+    await site.app.enqueue("export", {"rows": 1})
+    try:
+        # Not by loading the page again: the mark would be gone.
+        await page.evaluate("document.body.dataset.mark = 'here'")
+        await expect(page.locator("#glance")).to_contain_text("paused", timeout=30_000)
+        assert await page.evaluate("document.body.dataset.mark") == "here"
+    finally:
+        await site.app.queues.resume("reports")
+
+
+async def test_a_queue_is_paused_and_goes_on(page: Page, site: Site) -> None:
+    await read(page, "/queues", "queues")
+    row = page.locator("tr#mail")
+    await row.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("status").filter(has_text="mail")).to_contain_text("is paused")
+    assert {one.name for one in await site.app.queues.list() if one.paused_at} == {"mail"}
+    await row.get_by_role("button", name="Resume").click()
+    await expect(page.get_by_role("status").filter(has_text="mail")).to_contain_text("goes on")
+    assert not [one.name for one in await site.app.queues.list() if one.paused_at]
+    changes = await site.app.audit.list(subject="mail", limit=2)
+    assert [one.action for one in changes] == ["queue.resume", "queue.pause"]
+    assert changes[0].actor == "key:HOURHAND_ADMIN_KEY"
+
+
+async def test_who_may_only_look_is_offered_nothing_and_forges_nothing(viewer: Page, site: Site) -> None:
+    await viewer.goto("/queues")
+    await expect(viewer.locator("tr#mail")).to_be_visible()
+    await expect(viewer.get_by_role("button", name="Pause")).to_have_count(0)
+    answer = await viewer.request.post(
+        "/queues/mail/pause", form={"csrf": await viewer.locator("input[name=csrf]").first.input_value()}
+    )
+    assert answer.status == 403
+    assert not [one.name for one in await site.app.queues.list() if one.paused_at]
+
+
+async def test_a_form_without_its_sessions_token_is_refused(page: Page, site: Site) -> None:
+    await page.goto("/queues")
+    for token in ("", "wrong"):
+        answer = await page.request.post("/queues/mail/pause", form={"csrf": token, "back": "/queues"})
+        assert answer.status == 403
+    answer = await page.request.post(
+        "/queues/mail/pause",
+        form={"csrf": await page.locator("input[name=csrf]").first.input_value()},
+        headers={"Origin": "http://evil.example"},
+    )
+    assert answer.status == 403
+    assert not [one.name for one in await site.app.queues.list() if one.paused_at]
+
+
+async def test_nodes_and_shards(page: Page) -> None:
+    await read(page, "/nodes", "nodes")
+    await expect(page.locator("#nodes")).to_contain_text("worker")
+    await expect(page.locator("#nodes")).to_contain_text("of 8")
+    await expect(page.locator("#nodes .badge.good")).to_have_count(2)
+    await page.get_by_role("link", name="last 30 days").click()
+    await expect(page.locator("#nodes .badge.good")).to_have_count(2)
+    await read(page, "/shards", "shards")
+    await expect(page.locator(".mosaic .cell.owner-0")).to_have_count(256)
+
+
+async def test_the_forecast(page: Page, site: Site) -> None:
+    await read(page, "/forecast", "forecast")
+    await expect(page.locator("#forecast")).to_contain_text("runs")
+    await expect(page.locator("#forecast")).to_contain_text("No second stands out")
+    for number in range(300):
+        await site.app.jobs.add(f"midnight-{number}", task="export", schedule="0 0 * * *")
+    try:
+        await page.get_by_role("button", name="Work it out again").click()
+        await expect(page.locator("#forecast")).to_contain_text("0 0 * * * (UTC)", timeout=30_000)
+        await expect(page.locator("#forecast tbody tr").first).to_contain_text("flexible_window=")
+        await read(page, "/forecast", "forecast-hot")
+    finally:
+        for number in range(300):
+            await site.app.jobs.delete(f"midnight-{number}")
+
+
+async def test_everything_can_be_read_without_a_script(browser: Browser, site: Site) -> None:
+    async with watched(browser, site, java_script_enabled=False) as page:
+        for path, words in (
+            ("/", "Needs attention"),
+            ("/queues", "billing"),
+            ("/nodes", "worker"),
+            ("/shards", "Who owns what"),
+            ("/forecast", "runs"),
+        ):
+            await page.goto(path)
+            await expect(page.locator("main")).to_contain_text(words)
+        await page.goto("/queues")
+        await page.locator("tr#mail").get_by_role("button", name="Pause").click()
+        await expect(page.locator("tr#mail")).to_contain_text("paused")
+        await page.locator("tr#mail").get_by_role("button", name="Resume").click()
+        await expect(page.locator("tr#mail")).not_to_contain_text("paused")
+
+
+async def test_a_key_for_a_part_sees_its_part(browser: Browser, site: Site) -> None:
+    key = (await site.app.keys.create(f"mail-{uuid.uuid4().hex[:6]}", role="operator", queues=["mail"])).secret
+    async with watched(browser, site, key) as page:
+        await page.goto("/")
+        await expect(page.locator("#glance")).to_contain_text("mail")
+        await expect(page.locator("main")).not_to_contain_text("billing")
+        await page.goto("/queues")
+        await expect(page.locator("tr#mail")).to_be_visible()
+        await expect(page.locator("tr#billing")).to_have_count(0)
+        for path in ("/nodes", "/shards", "/forecast"):
+            answer = await page.goto(path)
+            assert answer is not None
+            assert answer.status == 403
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
+
+
+async def test_keys_and_themes(page: Page) -> None:
+    await page.goto("/")
+    await page.keyboard.press("g")
+    await page.keyboard.press("q")
+    await page.wait_for_url("**/queues")
+    await page.get_by_role("button", name="Light or dark").click()
+    theme = await page.evaluate("document.documentElement.dataset.theme")
+    await page.goto("/nodes")
+    assert await page.evaluate("document.documentElement.dataset.theme") == theme
+    assert re.fullmatch("light|dark", theme)
+
+
+async def test_a_page_comes_back_when_the_connection_does(page: Page, site: Site) -> None:
+    await page.goto("/")
+    await expect(page.locator("#live")).to_have_text("live")
+
+    async def refreshed() -> bool:
+        return bool(await page.evaluate("document.documentElement.dataset.refreshed"))
+
+    await until(refreshed, "a refresh")
+
+
+async def test_the_keyboards_place_survives_a_refresh(page: Page, site: Site) -> None:
+    await page.goto("/queues")
+    await expect(page.locator("#live")).to_have_text("live")
+    stop = page.locator("tr#mail").get_by_role("button", name="Pause")
+    await stop.focus()
+    await page.evaluate("document.querySelector('#queues tbody').dataset.old = 'yes'")
+    await site.app.enqueue("export", {"rows": 1})
+    await expect(page.locator("#queues tbody[data-old]")).to_have_count(0, timeout=30_000)
+    await expect(stop).to_be_focused()
+
+
+async def test_many_tabs_share_one_stream(page: Page, site: Site) -> None:
+    """A browser has six connections to a server: were each tab to keep one, the seventh page would never come."""
+    await page.goto("/nodes")
+    await expect(page.locator("#live")).to_have_text("live")
+    others = [await page.context.new_page() for _ in range(8)]
+    for one in others:
+        await one.goto("/queues")
+        await expect(one.locator("#live")).to_have_text("live")
+    await page.close()
+    # The one that listened is gone: another listens for all.
+    await others[0].evaluate("delete document.documentElement.dataset.refreshed")
+    await site.app.enqueue("export", {"rows": 1})
+
+    async def refreshed() -> bool:
+        return bool(await others[0].evaluate("document.documentElement.dataset.refreshed"))
+
+    await until(refreshed, "a refresh")
+    await expect(others[-1].locator("#live")).to_have_text("live")
+
+
+async def test_who_is_signed_out_elsewhere_is_asked_to_sign_in(page: Page) -> None:
+    await page.goto("/queues")
+    await expect(page.locator("#live")).to_have_text("live")
+    other = await page.context.new_page()
+    await other.goto("/")
+    await other.get_by_role("button", name="Sign out").click()
+    await page.wait_for_url("**/login**", timeout=30_000)
+
+
+async def test_alerts(page: Page, viewer: Page) -> None:
+    await read(page, "/alerts", "alerts")
+    await expect(page.locator("#alerts")).to_contain_text("Rules")
+    await expect(page.locator("#alerts")).to_contain_text("shown here only")
+    await page.get_by_role("button", name="Send a test through every channel").click()
+    await expect(page.get_by_role("status").filter(has_text="channel")).to_contain_text("There is no channel")
+    await viewer.goto("/alerts")
+    await expect(viewer.locator("#alerts")).to_contain_text("Rules")
+    await expect(viewer.get_by_role("button", name="Send a test")).to_have_count(0)
+
+
+async def test_a_form_is_refused_in_words(page: Page, site: Site) -> None:
+    await page.goto("/queues")
+    token = await page.locator("input[name=csrf]").first.input_value()
+    answer = await page.request.post("/queues/nowhere/pause", form={"csrf": token, "back": "/queues"}, max_redirects=0)
+    assert answer.status == 303
+    assert not await site.app.queues.exists("nowhere")
+    answer = await page.request.post("/runs/r_1/cancel", form={"csrf": token, "reason": "\0"}, max_redirects=0)
+    assert answer.status == 400
