@@ -29,6 +29,7 @@ ifdef TESTS
 else
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/db
 	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/browser
 endif
 
 check: $(STAMP)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import api, firing, limits, product
+from benchmarks import api, dashboard, firing, limits, product
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
@@ -54,7 +54,7 @@ class Bench:
         await self.fresh()
         steps = (
             self.drains, self.enqueues, self.latency, self.idle, self.memory,
-            self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api,
+            self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api, self.dashboard,
         )  # fmt: skip
         task = self.progress.add_task("", total=None)
         for step in steps:
@@ -216,6 +216,27 @@ class Bench:
             await app.jobs.add_many(firing.shared_jobs(20_000))
             value = await firing.history(app, self.sql, SCHEMA, 10 * self.jobs)
         self.add(f"a job's last 20 runs, {10 * self.jobs:,} in history", value, "ms", "under 5 ms", value < 5)
+
+    async def dashboard(self) -> None:
+        """Every page with a million jobs and ten million rows of history; and the forecast of the day."""
+        for kind, made in (("distinct", firing.distinct_jobs), ("shared", firing.shared_jobs)):
+            await self.fresh()
+            async with self.app() as app:
+                await firing.register(app, made(self.jobs))
+                seconds = await dashboard.forecast(app)
+            self.add(f"forecast of {self.jobs:,} jobs, {kind} schedules", seconds, "s", "under 10 s", seconds < 10)
+        await dashboard.furnish(self.sql, SCHEMA, self.jobs)
+        paths = await dashboard.pages(self.sql, SCHEMA, self.jobs)
+        with api.Server(self.url, SCHEMA) as server:
+            for path in paths:
+                one = await asyncio.to_thread(dashboard.ask, server, path)
+                self.add(
+                    f"page {one.path}",
+                    one.median,
+                    f"ms, worst {one.worst:.0f}",
+                    "under 100 ms",
+                    one.status == 200 and one.median < 100,
+                )
 
 
 def show(figures: list[Figure], server: str) -> None:
