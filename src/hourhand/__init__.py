@@ -25,6 +25,7 @@ from hourhand.core.errors import (
     UnknownJob,
     UnknownRun,
 )
+from hourhand.core.limits import Limit, Rate
 from hourhand.core.notice import Alert
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.handle import RunHandle
@@ -48,12 +49,14 @@ __all__ = [
     "InvalidSchedule",
     "JobConflict",
     "JobView",
+    "Limit",
     "LoopBlocked",
     "NodeView",
     "NotPossible",
     "PermanentFailure",
     "ProcessDied",
     "QueueView",
+    "Rate",
     "Retry",
     "RetryAfter",
     "RunFailed",

@@ -117,9 +117,9 @@ async def test_a_zombies_outcome_is_refused_by_the_database(app: Hourhand, sql: 
     node = await sql.fetchval(
         f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'test', now() + '1 hour', false) RETURNING id"
     )
-    (first,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"})
+    (first,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}, 1)
     assert await gateway.hand_back(node, [first.run_number], [first.token]) == [first.run_number]
-    (second,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"})
+    (second,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}, 1)
     assert (second.run_number, second.attempt) == (first.run_number, first.attempt), "the same run, no attempt charged"
     assert second.token > first.token
     run, stale = [first.run_number], [first.token]
@@ -127,7 +127,7 @@ async def test_a_zombies_outcome_is_refused_by_the_database(app: Hourhand, sql: 
     assert await gateway.retry(node, run, stale, [0.0], [1.0], ["[]"]) == []
     assert await gateway.bury(node, run, stale, [1.0], ["[]"], ["x"]) == []
     assert await gateway.hand_back(node, run, stale) == []
-    assert await gateway.park(node, run, stale) == []
+    assert await gateway.park(node, run, stale, [None]) == []
     assert await gateway.finish(node + 1, run, [second.token], [1.0], [2.0], None, None, None, None) == [], "another worker's"
     assert (await where(sql, schema))["running"] == 1
     assert await gateway.finish(node, run, [second.token], [1.0], [2.0], None, None, None, None) == run
@@ -143,7 +143,7 @@ async def test_a_node_declared_dead_claims_nothing(app: Hourhand, sql: asyncpg.C
     node = await sql.fetchval(
         f"INSERT INTO {schema}.nodes (kind, name, lease_until, session, died_at) VALUES ('worker', 'test', now(), false, now()) RETURNING id"
     )
-    assert await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}) == []
+    assert await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}, 1) == []
     await gateway.close()
 
 

@@ -1,4 +1,4 @@
-"""Which lane to claim from: weighted shares for the priorities, turns for the queues.
+"""Which lane to claim from: weighted shares for the priorities, or strictly one after another; turns for the queues.
 
 Deficit round robin: each class with work earns credit by its weight and pays one per run.
 A class without work earns nothing, so the others get all of the capacity.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
+
+from hourhand.core.errors import ConfigurationError
 
 PRIORITIES = ("high", "normal", "low")
 DEFAULT_WEIGHTS: Mapping[str, int] = {"high": 60, "normal": 30, "low": 10}
@@ -26,8 +28,18 @@ def priority_of(lane: int) -> str:
     return PRIORITIES[lane % LANES_PER_QUEUE]
 
 
+def check_weights(weights: Mapping[str, int]) -> None:
+    numbers = [weights.get(name) for name in PRIORITIES]
+    if {*weights} != {*PRIORITIES} or not all(type(one) is int and 1 <= one <= 10_000 for one in numbers):
+        raise ConfigurationError(
+            f"weights are three whole numbers from 1 on, such as high=60, normal=30, low=10, not {dict(weights)!r}"
+        )
+
+
 class FairShare:
-    def __init__(self, weights: Mapping[str, int] = DEFAULT_WEIGHTS) -> None:
+    def __init__(self, weights: Mapping[str, int] | None = None, *, strict: bool = False) -> None:
+        weights = weights or DEFAULT_WEIGHTS
+        self._strict = strict
         total = sum(weights[name] for name in PRIORITIES)
         self._share = [weights[name] / total for name in PRIORITIES]
         self._credit = [0.0] * len(PRIORITIES)
@@ -42,6 +54,8 @@ class FairShare:
         busy = [index for index, members in enumerate(classes) if members]
         if not busy or want <= 0:
             return []
+        if self._strict:
+            return self._take_turns(busy[0], classes[busy[0]], want)
         earning = sum(self._share[index] for index in busy)
         for index in range(len(classes)):
             self._credit[index] = self._credit[index] + want * self._share[index] / earning if classes[index] else 0.0

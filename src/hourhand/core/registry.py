@@ -20,6 +20,8 @@ class Registry:
         self.tasks: dict[str, TaskDefinition] = {}
         self.targets: dict[str, TaskDefinition] = {}
         """What runs can call without any code of the app: HTTP, commands. A task of the same name comes first."""
+        self.queues: dict[str, dict[str, Any]] = {}
+        """Declared queues: what is ruled about each."""
         self.jobs: dict[str, Any] = {}
         """Declared jobs: what was said about each."""
         self.middleware: list[Middleware] = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from hourhand.core.backoff import Retry
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
+from hourhand.core.limits import Limits, Rates, keys_of, make_rule
 from hourhand.core.payload import Codec
 from hourhand.core.redaction import check_marks
 from hourhand.core.settings import LEAST_MEMORY
@@ -76,6 +77,8 @@ class TaskDefinition:
     """A look at a payload when a job is made of it, beyond its types."""
     secret: tuple[str, ...] = ()
     """Paths of the arguments that are never shown."""
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    """How many at once, how many in a time, in whose turn."""
 
 
 def define_task(
@@ -90,6 +93,9 @@ def define_task(
     delivery: str = DELIVERIES[0],
     max_memory: int | str | None = None,
     secret: Iterable[str] = (),
+    concurrency: Limits = None,
+    rate: Rates = None,
+    fair_key: str | None = None,
 ) -> TaskDefinition:
     """Check a declaration while the module is being imported, not when the first run fails."""
     if not callable(function):
@@ -121,8 +127,22 @@ def define_task(
         isolation=isolation,
         delivery=check_delivery(delivery),
         max_memory=None if max_memory is None else memory("max_memory", max_memory),
-        secret=_secret(codec, secret),
+        secret=(marks := _secret(codec, secret)),
+        rule=_rule(codec, marks, concurrency, rate, fair_key),
     )
+
+
+def _rule(codec: Codec, secret: Iterable[str], concurrency: Limits, rate: Rates, fair_key: str | None) -> dict[str, Any]:
+    rule = make_rule(concurrency=concurrency, rate=rate, fair_key=fair_key)
+    for path in keys_of(rule):
+        if path.split(".")[0] not in codec.names and not codec.free_form:
+            known = ", ".join(codec.names) or "nothing"
+            raise ConfigurationError(f"task {codec.task!r}: a limit goes by {path!r}, but its function takes {known}")
+        if any(mark in ("*", path) or path.startswith(f"{mark}.") for mark in secret):
+            raise ConfigurationError(
+                f"task {codec.task!r}: a limit goes by {path!r}, which is secret; what limits go by is shown"
+            )
+    return rule
 
 
 def _secret(codec: Codec, given: Iterable[str]) -> tuple[str, ...]:

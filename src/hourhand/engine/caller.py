@@ -130,7 +130,7 @@ class Caller:
                 raise ClaimLost("another worker has this run now")
             active.begun = True
             return None
-        claim.alone = True
+        claim.alone = claim.marked = True
         there, result = await self._gate.effect(active.context.token)
         return Recorded(KNOWN, result) if there else None
 

@@ -17,6 +17,7 @@ from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.fairness import LANES_PER_QUEUE, FairShare, queue_of
 from hourhand.core.marks import LowWaterMark
 from hourhand.core.settings import Settings
+from hourhand.engine.admitter import Admitter
 from hourhand.engine.completer import Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.node import Node
@@ -35,17 +36,18 @@ DOUBT = 60.0
 
 class Claimer:
     def __init__(
-        self, gateway: QueueGateway, node: Node, executor: Executor, completer: Completer, settings: Settings,
-        queues: Collection[str] | None,
+        self, gateway: QueueGateway, admitter: Admitter, node: Node, executor: Executor, completer: Completer, settings: Settings,
+        queues: Collection[str] | None, fair: FairShare | None = None,
     ) -> None:  # fmt: skip
         self._gateway = gateway
+        self._admitter = admitter
         self._node = node
         self._executor = executor
         self._completer = completer
         self._settings = settings
         self._queues = None if queues is None else set(queues)
         self._tasks = sorted(executor.handlers)
-        self._fair = FairShare()
+        self._fair = fair or FairShare()
         self._survey = Survey(())
         self._marks: dict[int, LowWaterMark] = {}
         self._lanes: set[int] = set()
@@ -81,15 +83,31 @@ class Claimer:
             self._lanes.add(number)
         elif kind == "p" and rest in self._executor.handlers:
             self._parked = self._probation = True
+        elif kind == "g":
+            self._hear_of_room(rest)
         elif kind == "q":
             self._next_survey = 0.0
         else:
             return
         self._wake.set()
 
+    def _hear_of_room(self, lane: str) -> None:
+        """In this lane of a managed queue somebody can be admitted; or somewhere, nobody knows where."""
+        if not lane:
+            self._admitter.sweep()
+        elif self._serves(queue_of(int(lane))):
+            self._admitter.open.add(int(lane))
+
     def hungry(self) -> None:
-        if not self._wake.is_set() and (self._lanes or self._parked or self._probation):
+        if not self._wake.is_set() and (self._lanes or self._parked or self._probation or self._admitter.pending):
             self._wake.set()
+
+    def freed(self, gates: Collection[int]) -> bool:
+        """Room at these gates. False: it is for others."""
+        if not self.stopping:
+            self._admitter.freed(gates)
+            self._wake.set()
+        return not self.stopping
 
     def forget(self) -> None:
         """The session was lost: words may have been missed."""
@@ -123,17 +141,54 @@ class Claimer:
         if self._probation and self._executor.room_for_suspects > 0:
             apart = await self._claim_parked(self._executor.room_for_suspects, probation=True)
         want = self._want()
-        if want <= 0 or not (self._lanes or self._parked):
+        if want <= 0 and self._admitter.room_elsewhere():
+            await self._gateway.notify(["g"])
+        if want <= 0 or not (self._lanes or self._parked or self._admitter.pending):
             return apart > 0
         took = 0
         if self._parked:
             took += await self._claim_parked(want)
+        news = await self._line_up()
         # A word may have named a queue that the survey has not met: it is met next time.
         lanes = [lane for lane in self._lanes if queue_of(lane) in self._survey.names]
-        plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split(lanes, want - took)]
-        if plan:
-            took += await self._claim(plan)
+        plan = [
+            (lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split([*lanes, *self._admitter.open], want - took)
+        ]
+        ruled = [one for one in plan if one[0] in self._admitter.open]
+        if ruled:
+            took += await self._admit(ruled, news)
+        plain = [one for one in plan if one[0] in self._lanes]
+        if plain:
+            took += await self._claim(plain)
         return took + apart > 0
+
+    async def _line_up(self) -> bool:
+        """What has come into managed queues, in line; and who may be let in again. True: others should hear of it."""
+        lanes = [lane for lane in self._lanes if queue_of(lane) in self._survey.managed]
+        self._lanes.difference_update(lanes)
+        came = await self._admitter.line_up(lanes, self._mark) if lanes else False
+        return await self._admitter.open_gates(self._serves) or came
+
+    async def _admit(self, plan: list[tuple[int, int]], news: bool) -> int:
+        # Whoever is admitted keeps others out: only as many as will start at once. Behind a stock of plain runs they go first.
+        room = self._executor.concurrency - self._executor.busy - self._executor.admitted
+        if self._executor.deque:
+            room = max(room, -(-self._executor.concurrency // 4) - self._executor.admitted)
+        shares = []
+        for lane, share in plan:
+            shares.append((lane, min(share, room)))
+            room -= shares[-1][1]
+        node = self._node.id
+        claims = await self._admitter.admit([one for one in shares if one[1] > 0], self._survey)
+        self._count(claims)
+        if node != self._node.id:
+            return 0  # as with lanes: they were claimed by an incarnation that has been declared dead
+        for claim in claims:
+            self._fair.took(claim.lane, 1)
+        await self._deliver(claims, first=True)
+        if news and self._admitter.open:
+            await self._gateway.notify([f"g:{lane}" for lane in sorted(self._admitter.open)])
+        return len(claims)
 
     async def _claim(self, plan: list[tuple[int, int]]) -> int:
         lanes, limits = [lane for lane, _ in plan], [limit for _, limit in plan]
@@ -142,7 +197,7 @@ class Claimer:
         began = Clock.monotonic()
         lows = [self._mark(lane).start(began) for lane in lanes]
         node = self._node.id
-        claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names)
+        claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names, self._admitter.rules.version)
         ended = Clock.monotonic()
         self._count(claims)
         if node != self._node.id:
@@ -163,7 +218,7 @@ class Claimer:
             # Short of the limit: drained or paused; a word or the next survey brings it back.
             if counts[lane] == limit:
                 self._lanes.add(lane)
-        self._deliver(claims)
+        await self._deliver(claims)
         return len(claims)
 
     async def _claim_parked(self, want: int, *, probation: bool = False) -> int:
@@ -173,35 +228,49 @@ class Claimer:
             self._parked = False
         lanes = [queue * LANES_PER_QUEUE + place for queue in self._survey.names if self._serves(queue) for place in range(4)]
         node, limit = self._node.id, min(want, LARGEST_CLAIM)
-        claims = await self._gateway.claim_parked(self._tasks, lanes, limit, node, self._survey.names, probation=probation)
+        version = self._admitter.rules.version
+        claims = await self._gateway.claim_parked(
+            self._tasks, lanes, limit, node, self._survey.names, version, probation=probation
+        )
         self._count(claims)
         if node != self._node.id:
             return 0  # as with lanes: they were claimed by an incarnation that has been declared dead
         if len(claims) == limit:
             self._parked, self._probation = self._parked or not probation, self._probation or probation
-        self._deliver(claims)
+        for lane, seq in await self._admitter.return_parked([one for one in self._survey.managed if self._serves(one)]):
+            self._mark(lane).lower(seq)
+            self._lanes.add(lane)
+        await self._deliver(claims)
         return len(claims)
 
     def _count(self, claims: list[Claim]) -> None:
         self.claims += 1
         self.claimed += len(claims)
 
-    def _deliver(self, claims: list[Claim]) -> None:
+    async def _deliver(self, claims: list[Claim], *, first: bool = False) -> None:
+        claims = await self._admitter.sort_out(claims)
         if self.stopping:
             for claim in claims:
                 self._completer.hand_back(claim)
         else:
-            self._executor.feed(claims)
+            self._executor.feed(claims, first=first)
 
     async def _look(self, now: float) -> None:
         self._next_survey = now + self._settings.poll
+        changed = await self._admitter.look()
         self._survey = survey = await self._gateway.survey(self._tasks)
         heard = self._lanes | survey.lanes
         self._lanes = {lane for lane in heard if self._serves(queue_of(lane))}
         self._parked = self._parked or any(self._serves(queue) for queue in survey.parked)
         self._probation = self._probation or any(self._serves(queue) for queue in survey.probation)
+        self._admitter.open = {lane for lane in self._admitter.open | survey.open if self._serves(queue_of(lane))}
+        if survey.managed:
+            self._admitter.sweep()
         self._give_back_surplus()
         self._executor.give_back({survey.names[queue] for queue in survey.paused})
+        if changed and self._admitter.rules.holds:
+            for claim in self._executor.take_out(self._admitter.hold_on):
+                self._admitter.set_aside(claim)
         if now < self._doubt_until:
             strays = await self._gateway.hand_back_strays(self._node.id, [*self._executor.known(), *self._completer.known()])
             if strays:
@@ -247,7 +316,8 @@ class Claimer:
         await self._gateway.close()
 
     async def _pause(self) -> None:
-        if await heard(self._wake, max(0.0, self._next_survey - Clock.monotonic())):
+        until = min(self._next_survey, self._admitter.opens_at or self._next_survey)
+        if await heard(self._wake, max(0.0, until - Clock.monotonic())):
             self._wake.clear()
 
 

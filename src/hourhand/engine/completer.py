@@ -41,9 +41,11 @@ class Batch:
         self.retries: list[tuple[int, int, float, float, str]] = []
         self.deaths: list[tuple[int, int, float | None, str | None, str]] = []
         self.returns: list[tuple[int, int]] = []
-        self.strangers: list[tuple[int, int]] = []
+        self.strangers: list[tuple[int, int, int | None]] = []
         self.alone: set[int] = set()
         """Runs whose end takes a lock that firing takes too: never two of them in one statement."""
+        self.gates: set[int] = set()
+        """Where the ends of these make room."""
 
     def __len__(self) -> int:
         return len(self.runs) + len(self.retries) + len(self.deaths) + len(self.returns) + len(self.strangers)
@@ -75,6 +77,7 @@ class Completer:
         self.bulletin = Bulletin()
         self.measures = Measures()
         self.completed = 0
+        self.on_freed: Callable[[set[int]], bool] = lambda _gates: False
         self.refused = 0
         """Outcomes the database did not take because the claim was lost."""
 
@@ -107,7 +110,7 @@ class Completer:
         self.bulletin.successes += 1
         self.bulletin.newest.append((claim, "succeeded"))
         self.measures.ended(claim, "succeeded", started, finished)
-        if claim.alone:
+        if claim.marked:
             self._note(claim)
         if not self._wake.is_set():
             self._wake.set()
@@ -148,14 +151,18 @@ class Completer:
     def _note(self, claim: Claim) -> None:
         if claim.alone:
             self._batch.alone.add(claim.run_number)
+        if claim.gates:
+            self._batch.gates.update(claim.gates)
 
     def hand_back(self, claim: Claim) -> None:
         self._batch.returns.append((claim.run_number, claim.token))
         self._note(claim)
         self._wake.set()
 
-    def park(self, claim: Claim) -> None:
-        self._batch.strangers.append((claim.run_number, claim.token))
+    def park(self, claim: Claim, hold: int | None = None) -> None:
+        """Set aside: its task is not known here, or it is held back."""
+        self._batch.strangers.append((claim.run_number, claim.token, hold))
+        self._note(claim)
         self._wake.set()
 
     async def run(self) -> None:
@@ -227,9 +234,11 @@ class Completer:
             self._count(*await self._in_parts(self._hand_back, batch, "returns"), again, worker, 0)
             batch.returns = []
         if batch.strangers:
-            runs, tokens = _columns(batch.strangers)
-            self._count(runs, await gateway.park(worker, runs, tokens), again, worker, 0)
+            runs, tokens, holds = _columns(batch.strangers)
+            self._count(runs, await gateway.park(worker, runs, tokens, holds), again, worker, 0)
             batch.strangers = []
+        if batch.gates and not self.on_freed(batch.gates):
+            await gateway.notify(["g"])
 
     @staticmethod
     def _parts(batch: Batch) -> list[Batch]:

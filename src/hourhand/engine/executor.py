@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import Any
 
 import structlog
 
@@ -46,8 +47,11 @@ class Bench:
         self.deque: deque[Claim] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
 
-    def feed(self, claims: list[Claim]) -> None:
-        self.deque.extend(claims)
+    def feed(self, claims: list[Claim], *, first: bool = False) -> None:
+        if first:
+            self.deque.extendleft(reversed(claims))
+        else:
+            self.deque.extend(claims)
         for _ in range(min(len(claims), len(self._waiters))):
             self._wake_one()
 
@@ -129,6 +133,16 @@ class Executor:
         return len(self._light)
 
     @property
+    def admitted(self) -> int:
+        """Runs that wait for a slot here while they hold one of a limit."""
+        waiting = 0
+        for claim in self.deque:
+            if claim.gates is None:
+                break  # they are always in front
+            waiting += 1
+        return waiting
+
+    @property
     def stock(self) -> int:
         """Claimed runs that wait for a slot."""
         return len(self._healthy.deque) + len(self._suspects.deque)
@@ -153,11 +167,12 @@ class Executor:
         if not slot.cancelled() and (error := slot.exception()) is not None and not self.broken.done():
             self.broken.set_exception(error)
 
-    def feed(self, claims: list[Claim]) -> None:
+    def feed(self, claims: list[Claim], *, first: bool = False) -> None:
+        """`first`: before those that wait already."""
         if any(one.crashes for one in claims):
             self._suspects.feed([one for one in claims if one.crashes])
             claims = [one for one in claims if not one.crashes]
-        self._healthy.feed(claims)
+        self._healthy.feed(claims, first=first)
 
     def wake_all(self) -> None:
         self._healthy.wake_all()
@@ -192,10 +207,17 @@ class Executor:
 
     def give_back(self, queues: Collection[str]) -> None:
         """What waits here for a queue that was paused meanwhile."""
+        for claim in self.take_out(lambda one: one.queue in queues):
+            self._completer.hand_back(claim)
+
+    def take_out(self, unwanted: Callable[[Claim], Any]) -> list[Claim]:
+        """What waits here and must not start."""
+        out = []
         for bench in (self._healthy, self._suspects):
-            for claim in [one for one in bench.deque if one.queue in queues]:
+            for claim in [one for one in bench.deque if unwanted(one)]:
                 bench.deque.remove(claim)
-                self._completer.hand_back(claim)
+                out.append(claim)
+        return out
 
     async def stop(self, finish_within: Callable[[], float]) -> None:
         """Hand back what has not started, wait for the rest, hand back what does not end in time."""

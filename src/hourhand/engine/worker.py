@@ -12,9 +12,11 @@ import structlog
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import ConfigurationError
+from hourhand.core.fairness import FairShare, check_weights
 from hourhand.core.registry import Registry
 from hourhand.core.settings import Settings
 from hourhand.core.task import check_name
+from hourhand.engine.admitter import Admitter
 from hourhand.engine.alerting import Alerting
 from hourhand.engine.claimer import Claimer
 from hourhand.engine.completer import LOCK_TIMEOUT, Completer
@@ -24,9 +26,10 @@ from hourhand.engine.node import Node
 from hourhand.engine.reference import find_reference
 from hourhand.engine.tracing import find_tracing
 from hourhand.engine.watchdog import Watchdog
+from hourhand.storage.admission import AdmissionGateway
 from hourhand.storage.database import Database
 from hourhand.storage.nodes import MaintenanceGateway
-from hourhand.storage.queue import queue_gateway
+from hourhand.storage.queue import QueueGateway, queue_gateway
 from hourhand.targets.python import run_hooks
 
 log = structlog.get_logger("hourhand.worker")
@@ -43,6 +46,10 @@ class WorkerOptions:
     """How a child process imports the app; found by itself when the app is in a module."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Shown with the node: which app, and which version of its declarations."""
+    weights: Mapping[str, int] | None = None
+    """What each priority gets of this worker when all have work; None: 60, 30 and 10."""
+    strict: bool = False
+    """The most urgent first, always: lower ones only get what it leaves."""
     may_exit: bool = False
     """Whether the process is nothing but this worker, so that it may end where nothing else helps."""
 
@@ -51,6 +58,10 @@ class WorkerOptions:
             raise ConfigurationError(f"concurrency must be from 1 to 10000, not {self.concurrency}")
         for queue in self.queues or ():
             check_name("queue", queue)
+        if self.weights is not None:
+            check_weights(self.weights)
+            if self.strict:
+                raise ConfigurationError("strict takes no weights: the most urgent comes first, whatever they say")
 
 
 class Worker:
@@ -71,9 +82,15 @@ class Worker:
         self.completer = Completer(queue_gateway(database, "completer", LOCK_TIMEOUT), 0)
         reference = options.reference or find_reference(registry)
         self.executor = Executor(registry, self.node, self.completer, database, reference, options.concurrency)
-        self.claimer = Claimer(
-            queue_gateway(database, "claimer"), self.node, self.executor, self.completer, settings, options.queues
+        link = database.link("claimer")
+        self.admitter = Admitter(
+            AdmissionGateway(link), self.node, self.completer, sorted(self.executor.handlers), database.sealer
         )
+        self.claimer = Claimer(
+            QueueGateway(link), self.admitter, self.node, self.executor, self.completer, settings, options.queues,
+            FairShare(options.weights, strict=options.strict),
+        )  # fmt: skip
+        self.completer.on_freed = self.claimer.freed
         self.maintainer = Maintainer(
             MaintenanceGateway(database.link("maintainer")), self.node, settings, MaintenanceGateway(database.link("sampler"))
         )
@@ -109,7 +126,8 @@ class Worker:
         try:
             if not await self._unless_stopped(self.node.start()):
                 return
-            await self.claimer.make_queues({one.queue for one in self._registry.tasks.values()})
+            await self.claimer.make_queues({one.queue for one in self._registry.tasks.values()} | self._registry.queues.keys())
+            await self.admitter.declare(self._registry, self._options.labels.get("app", ""))
             if not await self._unless_stopped(self._find_tracing()):
                 return
             log.info(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ class Claim:
     """A claimed run. Its token is what every later write must show."""
 
     __slots__ = (
-        "alone", "attempt", "crashes", "errors", "expires_at", "job_number", "lane", "options", "payload", "queue",
+        "alone", "attempt", "crashes", "errors", "expires_at", "gates", "job_number", "lane", "marked", "options", "payload", "queue",
         "run_number", "scheduled_at", "seq", "tags", "task", "token", "worker",
     )  # fmt: skip
 
-    def __init__(self, row: asyncpg.Record, queue: str, worker: int) -> None:
+    def __init__(self, row: Iterable[Any], queue: str, worker: int) -> None:
         (
             self.seq, self.run_number, self.token, self.task, self.payload, self.scheduled_at, self.attempt,
             self.crashes, self.lane, self.job_number, self.expires_at, self.tags, options, errors,
@@ -30,8 +30,10 @@ class Claim:
         self.worker = worker
         self.options: dict[str, Any] | None = options and msgspec.json.decode(options)
         self.errors: list[dict[str, Any]] | None = errors and msgspec.json.decode(errors)
-        self.alone = options is not None and "overlap" in self.options
+        self.alone = self.marked = options is not None and "overlap" in self.options
         """Its end may have to wait for somebody's open transaction: never in one statement with others."""
+        self.gates: list[int] | None = None
+        """Of an admitted run: where its end makes room."""
 
     seq: int
     run_number: int
@@ -50,12 +52,15 @@ class Claim:
 class Survey:
     """What the queues look like from an idle worker."""
 
-    __slots__ = ("lanes", "names", "parked", "paused", "probation")
+    __slots__ = ("lanes", "managed", "names", "open", "parked", "paused", "probation")
 
     def __init__(self, rows: Sequence[asyncpg.Record]) -> None:
         self.names: dict[int, str] = {row["id"]: row["name"] for row in rows}
         self.paused = {row["id"] for row in rows if row["paused"]}
+        self.managed = {row["id"] for row in rows if row["managed"]}
         self.lanes = {row["id"] * 4 + class_ for row in rows for class_ in row["waiting"]}
+        self.open = {row["id"] * 4 + class_ for row in rows for class_ in row["open"]}
+        """Lanes in which streams of a managed queue may be admitted from."""
         self.parked = {row["id"] for row in rows if row["parked"]}
         self.probation = {row["id"] for row in rows if row["probation"]}
 
@@ -84,14 +89,18 @@ class QueueGateway:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def claim(self, lanes: Numbers, lows: Numbers, limits: Numbers, worker: int, names: Mapping[int, str]) -> list[Claim]:
-        rows = await self._link.fetch("claim", lanes, lows, limits, worker)
+    async def claim(
+        self, lanes: Numbers, lows: Numbers, limits: Numbers, worker: int, names: Mapping[int, str], version: int
+    ) -> list[Claim]:
+        """`version`: of the rules that the caller knows; by older ones nothing is claimed."""
+        rows = await self._link.fetch("claim", lanes, lows, limits, worker, version)
         return [Claim(row, names[row[_LANE] // 4], worker) for row in rows]
 
     async def claim_parked(
-        self, tasks: Sequence[str], lanes: Sequence[int], limit: int, worker: int, names: Mapping[int, str], *, probation: bool
-    ) -> list[Claim]:
-        rows = await self._link.fetch("claim_parked", tasks, lanes, limit, worker, probation)
+        self, tasks: Sequence[str], lanes: Sequence[int], limit: int, worker: int, names: Mapping[int, str], version: int,
+        *, probation: bool,
+    ) -> list[Claim]:  # fmt: skip
+        rows = await self._link.fetch("claim_parked", tasks, lanes, limit, worker, probation, version)
         return [Claim(row, names[row[_LANE] // 4], worker) for row in rows]
 
     async def make_queues(self, names: Sequence[str]) -> None:
@@ -124,8 +133,8 @@ class QueueGateway:
         rows = await self._link.fetch("strays", worker, known)
         return await self.hand_back(worker, [row[0] for row in rows], [row[1] for row in rows]) if rows else []
 
-    async def park(self, worker: int, runs: Numbers, tokens: Numbers) -> list[int]:
-        return [row[0] for row in await self._link.fetch("park", worker, runs, tokens)]
+    async def park(self, worker: int, runs: Numbers, tokens: Numbers, holds: Sequence[int | None]) -> list[int]:
+        return [row[0] for row in await self._link.fetch("park", worker, runs, tokens, holds)]
 
     async def report_progress(self, runs: Numbers, data: Sequence[str]) -> None:
         await self._link.fetch("report_progress", runs, data)

@@ -23,6 +23,7 @@ from hourhand.core.chain import need_steps
 from hourhand.core.context import Context
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.job import define_job, job_options
+from hourhand.core.limits import Limits, Rates, make_rule
 from hourhand.core.notice import Alert
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
@@ -124,27 +125,46 @@ class Hourhand:
         self, function: None = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
         delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
+        concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None,
     ) -> TaskDecorator: ...  # fmt: skip
 
     def task(
         self, function: Any = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
         delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
+        concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None,
     ) -> Any:  # fmt: skip
         """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=..., delivery=...)`.
 
-        `secret` names the arguments that are never shown, as paths: `["password", "card.number", "items.*.token"]`.
+        `secret` names the arguments that are never shown, as paths: `["password", "card.number", "items.*.token"]`. `concurrency`
+        and `rate` hold over the whole fleet: `concurrency=Limit(5, key="customer_id")`, `rate="100/minute"`; `fair_key` lets the
+        values of an argument take turns.
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             definition = define_task(
                 function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation,
-                delivery=delivery, max_memory=max_memory, secret=secret,
+                delivery=delivery, max_memory=max_memory, secret=secret, concurrency=concurrency, rate=rate, fair_key=fair_key,
             )  # fmt: skip
             self.registry.add(definition)
             return Task(self, definition, EnqueueOptions(secret=definition.secret))
 
         return declare if function is None else declare(function)
+
+    def queue(
+        self, name: str, *, concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None, order: str | None = None,
+        max_depth: int | None = None, overflow: str | None = None,
+    ) -> None:  # fmt: skip
+        """Say what holds for a queue, over the whole fleet: `app.queue("billing", concurrency=10, rate="100/minute")`.
+
+        `fair_key` lets the values of an argument take turns; `order="deadline"` starts those first that expire first; beyond
+        `max_depth` waiting runs, enqueueing is refused, or the oldest are dropped (`overflow="drop_oldest"`).
+        """
+        rule = make_rule(
+            concurrency=concurrency, rate=rate, fair_key=fair_key, order=order, max_depth=max_depth, overflow=overflow
+        )  # fmt: skip
+        if self.registry.queues.setdefault(check_name("queue", name), rule) != rule:
+            raise ConfigurationError(f"queue {name!r} is declared twice, and differently")
 
     def cron(
         self, expression: str, *, name: str | None = None, task: Mapping[str, Any] | None = None, **options: Any

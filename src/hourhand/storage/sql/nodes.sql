@@ -114,7 +114,9 @@ apart AS (
     FROM judged WHERE verdict = 'probation'
     RETURNING run_id, task),
 told AS (
-    SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM apart) AS tasks)
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT DISTINCT 'p:' || task AS word FROM apart
+        UNION ALL (SELECT 'g' FROM lost WHERE stream IS NOT NULL LIMIT 1)) AS words)
 SELECT (SELECT count(*) FROM apart) AS recovered, (SELECT count(*) FROM stopped WHERE outcome = 'cancelled') AS cancelled,
        (SELECT count(*) FROM buried) AS buried, (SELECT count(*) FROM stopped WHERE outcome = 'lost') AS lost FROM told, counted;
 

@@ -42,16 +42,17 @@ SELECT pg_notify('hourhand', word) FROM unnest($1::text[]) AS word;
 
 -- name: claim
 -- Take runs for worker $4: from each lane of $1, from place $2 on, at most $3; nothing for a worker that was
--- declared dead, nothing from a paused queue.
+-- declared dead or knows an older version of the rules than there is ($5), nothing from a paused queue or a managed one.
 WITH picked AS (
     DELETE FROM hourhand.ready WHERE ctid = ANY (ARRAY(
         SELECT head.ctid FROM unnest($1::integer[], $2::bigint[], $3::integer[]) AS wanted (lane, low, most)
         CROSS JOIN LATERAL (
             SELECT r.ctid FROM hourhand.ready r
             WHERE r.lane = wanted.lane AND r.seq >= wanted.low
-              AND (SELECT true FROM hourhand.queues q WHERE q.id = wanted.lane / 4 AND q.paused_at IS NULL)
+              AND (SELECT true FROM hourhand.queues q WHERE q.id = wanted.lane / 4 AND q.paused_at IS NULL AND NOT q.managed)
             ORDER BY r.seq LIMIT wanted.most FOR UPDATE SKIP LOCKED) AS head
-        WHERE (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)))
+        WHERE (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
+          AND (SELECT version = $5 FROM hourhand.rulebook)))
     RETURNING *)
 INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
                               lane, attempt, crashes, task, payload, key, tags, options, errors)
@@ -62,12 +63,14 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 
 -- name: claim_parked
 -- Runs that other workers did not know, for one that does; or ($5) runs on probation, which no healthy one shares a claim with.
+-- The same is refused as by claim; $6 is the version of the rules.
 WITH picked AS (
     DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM hourhand.parked
-        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[]) AND (crashes > 0) = $5
+        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[]) AND (crashes > 0) = $5 AND stream IS NULL AND hold IS NULL
           AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
-          AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND q.paused_at IS NOT NULL)
+          AND (SELECT version = $6 FROM hourhand.rulebook)
+          AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND (q.paused_at IS NOT NULL OR q.managed))
         LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING *)
 INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
@@ -78,13 +81,17 @@ FROM picked
 RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
 
 -- name: survey
--- What an idle worker asks every few seconds: the queues, which lanes hold work, and whether
+-- What an idle worker asks every few seconds: the queues, which lanes hold work or open streams, and whether
 -- anything it knows is parked.
-SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused,
+SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused, q.managed,
        ARRAY(SELECT class FROM generate_series(0, 3) AS class
              WHERE EXISTS (SELECT FROM hourhand.ready r WHERE r.lane = q.id * 4 + class)) AS waiting,
-       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes = 0) AS parked,
-       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes > 0) AS probation
+       ARRAY(SELECT class FROM generate_series(0, 3) AS class
+             WHERE EXISTS (SELECT FROM hourhand.streams s WHERE s.lane = q.id * 4 + class AND s.waits_for IS NULL)) AS open,
+       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes = 0
+               AND p.stream IS NULL AND p.hold IS NULL) AS parked,
+       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes > 0
+               AND p.stream IS NULL AND p.hold IS NULL) AS probation
 FROM hourhand.queues q;
 
 -- name: finish
@@ -199,8 +206,11 @@ UNION ALL SELECT run_id FROM stopped;
 SELECT run_id, token FROM hourhand.running WHERE worker_id = $1 AND run_id <> ALL ($2::bigint[]);
 
 -- name: park
--- Claimed by a worker that does not have the task's code: set aside for one that does.
-WITH returned AS (
+-- Claimed by a worker that does not have the task's code: set aside for one that does. Or claimed although it is held back ($4 says
+-- by which hold): until that is released, which waits for us or has gone before.
+WITH kept AS MATERIALIZED (
+    SELECT id FROM hourhand.holds WHERE id = ANY ($4::integer[]) FOR KEY SHARE),
+returned AS (
     DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
         SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
         CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
@@ -215,13 +225,15 @@ stopped AS (
     RETURNING run_id),
 aside AS (
     INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
-                                 task, payload, key, tags, options, errors)
-    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
-           task, payload, key, tags, options, errors
-    FROM returned WHERE run_id NOT IN (SELECT run_id FROM hourhand.cancels)
-    RETURNING run_id, task),
+                                 task, payload, key, tags, options, errors, hold)
+    SELECT seq, r.run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors, kept.id
+    FROM returned r JOIN unnest($2::bigint[], $4::integer[]) AS why (run_id, hold) ON why.run_id = r.run_id
+    LEFT JOIN kept ON kept.id = why.hold
+    WHERE r.run_id NOT IN (SELECT run_id FROM hourhand.cancels)
+    RETURNING run_id, task, hold),
 told AS (
-    SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM aside) AS tasks)
+    SELECT count(pg_notify('hourhand', 'p:' || task)) FROM (SELECT DISTINCT task FROM aside WHERE hold IS NULL) AS tasks)
 SELECT run_id FROM aside, told UNION ALL SELECT run_id FROM stopped;
 
 -- name: begin_runs

@@ -1,0 +1,170 @@
+"""Takes runs out of queues that have rules: lines them up, and admits as many as may start.
+
+What is admitted holds a slot of each of its limits from then on, so no more is admitted than there are slots here for it to start.
+What survives a crash: everything is in the tables. A slot goes with the claim that holds it; recovery frees both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseUnavailable
+from hourhand.core.fairness import queue_of
+from hourhand.core.limits import Hold, binds
+from hourhand.core.marks import LowWaterMark
+from hourhand.core.registry import Registry
+from hourhand.core.sealing import SIGN, Sealer
+from hourhand.engine.completer import Completer
+from hourhand.engine.node import Node
+from hourhand.storage.admission import AdmissionGateway, Rulebook
+from hourhand.storage.queue import Claim, Survey
+
+log = structlog.get_logger("hourhand.admitter")
+LARGEST_LINE = 10_000
+_LEAST_PAUSE = 0.005
+
+
+class Admitter:
+    def __init__(self, gateway: AdmissionGateway, node: Node, completer: Completer, tasks: Sequence[str], sealer: Sealer) -> None:
+        self._gateway = gateway
+        self._node = node
+        self._completer = completer
+        self._tasks = tasks
+        self._sealer = sealer
+        self._freed: set[int] = set()
+        self._sweep = False
+        self.rules = Rulebook()
+        self.open: set[int] = set()
+        """Lanes in which somebody may be admitted."""
+        self.opens_at: float | None = None
+        """When a rate will let somebody through, by this process's clock."""
+        self.admitted = 0
+
+    async def declare(self, registry: Registry, app: str) -> None:
+        """What the code says about its tasks and queues comes into force, and what it no longer says is over."""
+        rules = {("task", one.name): one.rule for one in registry.tasks.values()}
+        rules |= {("queue", name): rule for name, rule in registry.queues.items()}
+        with contextlib.suppress(DatabaseUnavailable):
+            before = await self._gateway.declared_rules(app)
+            for scope, name in sorted({*before, *rules}):
+                rule = rules.get((scope, name)) or {}
+                if rule or (scope, name) in before:
+                    await self._gateway.declare_rule(scope, name, {**rule, "app": app} if rule else {})
+            await self._gateway.manage_queues(sorted({one.queue for one in registry.tasks.values() if binds(one.rule)}))
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.open or self._freed) or self._sweep or self._due
+
+    @property
+    def _due(self) -> bool:
+        return self.opens_at is not None and self.opens_at <= Clock.monotonic()
+
+    def room_elsewhere(self) -> bool:
+        """Whether there is room for runs that this worker has no time for now."""
+        freed, self._freed = self._freed, set()
+        return bool(freed)
+
+    def freed(self, gates: Collection[int]) -> None:
+        self._freed.update(gates)
+
+    async def look(self) -> bool:
+        """The rules as they are now. True: they have changed."""
+        before, self.rules = self.rules, await self._gateway.read_rules()
+        return before.version != self.rules.version
+
+    def sweep(self) -> None:
+        """Whatever has room, whether anybody said so or not."""
+        self._sweep = True
+
+    async def open_gates(self, serves: Callable[[int], bool]) -> bool:
+        """Where there is room again. True: there was."""
+        if not (self._freed or self._sweep or self._due):
+            return False
+        freed, sweep = sorted(self._freed), self._sweep
+        self._freed, self._sweep, self.opens_at = set(), False, None
+        lanes = await self._gateway.open_gates(freed, sweep=sweep)
+        self.open.update(lane for lane in lanes if serves(queue_of(lane)))
+        return bool(lanes)
+
+    async def line_up(self, lanes: Sequence[int], mark: Callable[[int], LowWaterMark]) -> bool:
+        """Out of their lanes, all of them: whose turn it is shows only when everybody is there. True: there were some."""
+        began, some = Clock.monotonic(), False
+        while lanes:
+            lows = [mark(lane).start(began) for lane in lanes]
+            moved = {one.lane: one for one in await self._gateway.line_up(lanes, lows, LARGEST_LINE, self.rules.version)}
+            ended = Clock.monotonic()
+            more = []
+            for lane, low in zip(lanes, lows, strict=True):
+                one = moved.get(lane)
+                full = one is not None and one.runs == LARGEST_LINE
+                if low == 0:
+                    mark(lane).swept(ended - began, ended, one.last + 1 if one is not None and full else None)
+                if one is not None:
+                    mark(lane).claimed(one.last, ended)
+                    self.open.add(lane)
+                    some = True
+                if full:
+                    more.append(lane)
+            lanes, began = more, ended
+        return some
+
+    async def admit(self, plan: Sequence[tuple[int, int]], survey: Survey) -> list[Claim]:
+        """At most so many of each lane. A lane that gives less has nobody left to admit, for now."""
+        if not plan:
+            return []
+        self.open.difference_update(lane for lane, _ in plan)
+        claims = await self._gateway.admit(self._node.id, self.rules.version, plan, self._tasks, survey.names)
+        counts = dict.fromkeys((lane for lane, _ in plan), 0)
+        for claim in claims:
+            counts[claim.lane] += 1
+        self.open.update(lane for lane, most in plan if counts[lane] == most)
+        if len(claims) < sum(most for _, most in plan):
+            opening = await self._gateway.next_opening()
+            self.opens_at = None if opening is None else Clock.monotonic() + max(_LEAST_PAUSE, opening)
+        self.admitted += len(claims)
+        return claims
+
+    async def return_parked(self, queues: Sequence[int]) -> list[tuple[int, int]]:
+        """Runs that were set aside before their queue had rules, or on probation: with the others, in turn."""
+        return await self._gateway.return_parked(queues, self._tasks, 1_000) if queues else []
+
+    async def sort_out(self, claims: list[Claim]) -> list[Claim]:
+        """Those that may start here. The others go where the rules have them wait."""
+        if not (self.rules.tasks or self.rules.holds):
+            return claims
+        good, strays = [], set()
+        for claim in claims:
+            if self.hold_on(claim) is not None:
+                self.set_aside(claim)
+            elif claim.gates is None and claim.task in self.rules.tasks:
+                strays.add(claim.queue)
+                self._completer.hand_back(claim)
+            else:
+                good.append(claim)
+        if strays:
+            # From now on its runs are lined up.
+            await self._gateway.manage_queues(sorted(strays))
+        return good
+
+    def hold_on(self, claim: Claim) -> Hold | None:
+        return next(
+            (one for one in self.rules.holds if one.covers(claim.queue, claim.task, claim.tags, lambda: self._read(claim))), None
+        )
+
+    def set_aside(self, claim: Claim) -> None:
+        hold = self.hold_on(claim)
+        self._completer.park(claim, None if hold is None else hold.id)
+
+    def _read(self, claim: Claim) -> Any:
+        try:
+            text = self._sealer.open(claim.payload, claim.task) if SIGN in claim.payload else claim.payload
+            return msgspec.json.decode(text)
+        except Exception:
+            return {}  # it will say so itself when it is run

@@ -1,0 +1,166 @@
+"""Queues and tasks with rules: how many at once, how many in a time, in whose turn; on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import asyncpg
+import pytest
+
+from hourhand import Context, Hourhand, Limit, Rate, Retry
+from tests.db.test_worker import working
+from tests.support.fleet import until
+
+pytestmark = pytest.mark.once
+
+
+class Inside:
+    """Who is in a handler, and how many were at most."""
+
+    def __init__(self) -> None:
+        self.now: Counter[object] = Counter()
+        self.most: Counter[object] = Counter()
+        self.order: list[object] = []
+
+    async def stay(self, who: object, pause: float = 0.01) -> None:
+        self.order.append(who)
+        self.now[who] += 1
+        self.most[who] = max(self.most[who], self.now[who])
+        await asyncio.sleep(pause)
+        self.now[who] -= 1
+
+
+async def all_ended(app: Hourhand, many: int) -> bool:
+    rows = await (await app._database()).using(lambda one: one.fetch(f"SELECT count(*) FROM {app.settings.schema}.runs"))
+    return int(rows[0][0]) >= many
+
+
+async def ended(app: Hourhand, many: int) -> None:
+    await until(lambda: all_ended(app, many), f"the end of {many} runs")
+
+
+async def left_behind(app: Hourhand, sql: asyncpg.Connection) -> list[int]:
+    """Slots, streams and runs that are still about."""
+    tables = ("slots", "parked", "running", "ready")
+    return [await sql.fetchval(f"SELECT count(*) FROM {app.settings.schema}.{table}") for table in tables]
+
+
+async def test_at_most_so_many_of_a_task_at_once(app: Hourhand, sql: asyncpg.Connection) -> None:
+    inside = Inside()
+
+    @app.task(concurrency=3)
+    async def careful(ctx: Context) -> None:
+        await inside.stay("all")
+
+    async with working(app, concurrency=20), working(app, concurrency=20):
+        await careful.enqueue_many([{}] * 60)
+        await ended(app, 60)
+    assert inside.most["all"] == 3
+    assert await left_behind(app, sql) == [0, 0, 0, 0]
+
+
+async def test_at_most_so_many_for_each_value_of_a_key(app: Hourhand) -> None:
+    inside = Inside()
+
+    @app.task(concurrency=[Limit(5), Limit(2, key="customer")])
+    async def careful(ctx: Context, customer: int) -> None:
+        await asyncio.gather(inside.stay("all"), inside.stay(customer))
+
+    async with working(app, concurrency=20):
+        await careful.enqueue_many([{"customer": n % 4} for n in range(80)])
+        await ended(app, 80)
+    assert inside.most["all"] == 5
+    assert all(inside.most[customer] == 2 for customer in range(4))
+
+
+async def test_a_queues_limit_holds_for_all_of_its_tasks(app: Hourhand) -> None:
+    inside = Inside()
+    app.queue("narrow", concurrency=2)
+
+    @app.task(queue="narrow")
+    async def one(ctx: Context) -> None:
+        await inside.stay("all")
+
+    @app.task(queue="narrow", priority="high")
+    async def other(ctx: Context) -> None:
+        await inside.stay("all")
+
+    async with working(app, concurrency=20):
+        await one.enqueue_many([{}] * 20)
+        await other.enqueue_many([{}] * 20)
+        await ended(app, 40)
+    assert inside.most["all"] == 2
+
+
+async def test_a_limited_task_in_a_queue_that_has_no_rules(app: Hourhand) -> None:
+    inside = Inside()
+
+    @app.task(concurrency=2)
+    async def careful(ctx: Context) -> None:
+        await inside.stay("careful")
+
+    @app.task
+    async def free(ctx: Context) -> None:
+        await inside.stay("free")
+
+    async with working(app, concurrency=20):
+        for _ in range(20):
+            await careful.options(queue="elsewhere").enqueue()
+            await free.options(queue="elsewhere").enqueue()
+        await ended(app, 40)
+    assert inside.most["careful"] == 2
+
+
+async def test_a_failed_run_gives_its_slot_away_until_it_is_tried_again(app: Hourhand, sql: asyncpg.Connection) -> None:
+    @app.task(concurrency=1, retry=Retry(max_attempts=3, base=0.05, cap=0.05))
+    async def shaky(ctx: Context, n: int) -> None:
+        if ctx.attempt < 2:
+            raise ValueError("not yet")
+
+    async with working(app):
+        await shaky.enqueue_many([{"n": n} for n in range(5)])
+        await ended(app, 5)
+    assert await left_behind(app, sql) == [0, 0, 0, 0]
+
+
+async def test_a_bucket_lets_its_burst_through_and_then_its_rate(app: Hourhand) -> None:
+    starts: list[float] = []
+
+    @app.task(rate=Rate("20/s", burst=5))
+    async def call(ctx: Context) -> None:
+        starts.append(asyncio.get_running_loop().time())
+
+    async with working(app):
+        await call.enqueue_many([{}] * 25)
+        await ended(app, 25)
+    # Within any span there are at most the bucket and what flowed in meanwhile; a start may come late, and never early.
+    for first in range(len(starts)):
+        for last in range(first, len(starts)):
+            assert last - first + 1 <= 5 + 20 * (starts[last] - starts[first]) + 2
+
+
+async def test_tenants_take_turns(app: Hourhand) -> None:
+    inside = Inside()
+
+    @app.task(fair_key="tenant")
+    async def work(ctx: Context, tenant: str) -> None:
+        await inside.stay(tenant)
+
+    await work.enqueue_many([{"tenant": "large"}] * 300)
+    async with working(app, concurrency=2):
+        await until(lambda: _reached(inside.order, 20), "the large one to be under way")
+        before = len(inside.order)
+        await work.enqueue(tenant="small")
+        await until(lambda: _has(inside.order, "small"), "the small one's turn")
+        assert inside.order.index("small") - before <= 8
+        await ended(app, 301)
+
+
+async def _reached(order: Sequence[object], many: int) -> bool:
+    return len(order) >= many
+
+
+async def _has(order: Sequence[object], who: object) -> bool:
+    return who in order
