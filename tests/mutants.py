@@ -100,7 +100,7 @@ MUTANTS = [
            "tests/cluster/test_crash.py -k paused_past_its_lease"),
     Mutant("heartbeat of the dead accepted", NODES, "WHERE id = $1 AND died_at IS NULL\nRETURNING", "WHERE id = $1\nRETURNING",
            "tests/cluster/test_crash.py -k paused_past_its_lease"),
-    Mutant("claims of the dead accepted", QUEUE, "n.id = $4 AND n.died_at IS NULL)))", "n.id = $4)))",
+    Mutant("claims of the dead accepted", QUEUE, "n.id = $4 AND n.died_at IS NULL)\n          AND (SELECT version = $5", "n.id = $4)\n          AND (SELECT version = $5",
            "tests/cluster/test_crash.py -k declared_dead_claims"),
     Mutant("session lock not looked at", NODES, "AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked",
            "AND false) AS unlocked", "tests/cluster/test_crash.py -k kill_9"),
