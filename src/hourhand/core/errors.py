@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class HourhandError(Exception):
     """The base of everything Hourhand raises on purpose."""
@@ -65,6 +68,12 @@ class DatabaseUnavailable(HourhandError, ConnectionError):
 
 class LockTimeout(DatabaseUnavailable):
     """Somebody's open transaction holds a row for longer than we wait."""
+
+
+class QueueFull(HourhandError):
+    """As many runs wait in the queue as may. Nothing was enqueued, but, of a stream, what `enqueued` holds."""
+
+    enqueued: Sequence[Any] = ()
 
 
 class StatementRefused(HourhandError):

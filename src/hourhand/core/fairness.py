@@ -36,6 +36,14 @@ def check_weights(weights: Mapping[str, int]) -> None:
         )
 
 
+def read_weights(text: str) -> dict[str, int]:
+    """From `high=60,normal=30,low=10`."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    weights = {name.strip(): int(number) if number.strip().isdigit() else 0 for name, _, number in pairs}
+    check_weights(weights)
+    return weights
+
+
 class FairShare:
     def __init__(self, weights: Mapping[str, int] | None = None, *, strict: bool = False) -> None:
         weights = weights or DEFAULT_WEIGHTS
@@ -69,6 +77,10 @@ class FairShare:
         for index in order[:left]:
             grants[index] += 1
         return [turn for index in busy for turn in self._take_turns(index, classes[index], grants[index])]
+
+    def overdrawn(self, index: int) -> float:
+        """By how much a class, by its place among the priorities, has had more than its share of late."""
+        return -self._credit[index]
 
     def took(self, lane: int, count: int) -> None:
         self._credit[lane % LANES_PER_QUEUE] -= count

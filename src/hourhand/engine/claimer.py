@@ -143,24 +143,33 @@ class Claimer:
         want = self._want()
         if want <= 0 and self._admitter.room_elsewhere():
             await self._gateway.notify(["g"])
-        if want <= 0 or not (self._lanes or self._parked or self._admitter.pending):
+        if want <= 0:
+            return await self._claim_urgent() + apart > 0
+        if not (self._lanes or self._parked or self._admitter.pending):
             return apart > 0
         took = 0
         if self._parked:
             took += await self._claim_parked(want)
         news = await self._line_up()
         # A word may have named a queue that the survey has not met: it is met next time.
-        lanes = [lane for lane in self._lanes if queue_of(lane) in self._survey.names]
-        plan = [
-            (lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split([*lanes, *self._admitter.open], want - took)
-        ]
-        ruled = [one for one in plan if one[0] in self._admitter.open]
+        lanes = {lane for lane in self._lanes if self._is_plain(lane)}
+        shares = self._fair.split(lanes | self._admitter.open, want - took)
+        plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in shares]
+        ruled = [one for one in plan if one[0] not in lanes]
         if ruled:
             took += await self._admit(ruled, news)
-        plain = [one for one in plan if one[0] in self._lanes]
+        plain = [one for one in plan if one[0] in lanes]
         if plain:
             took += await self._claim(plain)
         return took + apart > 0
+
+    async def _claim_urgent(self) -> int:
+        """There is enough to do for a while; what is urgent does not wait for that, within its share."""
+        urgent = [lane for lane in self._lanes if lane % LANES_PER_QUEUE == 0 and self._is_plain(lane)]
+        most = self._executor.concurrency
+        if not urgent or self._fair.overdrawn(0) >= most or self._executor.urgent >= most:
+            return 0
+        return await self._claim([(lane, -(-most // len(urgent))) for lane in urgent])
 
     async def _line_up(self) -> bool:
         """What has come into managed queues, in line; and who may be let in again. True: others should hear of it."""
@@ -218,8 +227,11 @@ class Claimer:
             # Short of the limit: drained or paused; a word or the next survey brings it back.
             if counts[lane] == limit:
                 self._lanes.add(lane)
+        if len({lane % LANES_PER_QUEUE for lane in lanes}) > 1 or lanes[0] % LANES_PER_QUEUE == 0:
+            few, claims = by_priority(claims, self._executor.concurrency)
+            await self._deliver(few, first=True)
         await self._deliver(claims)
-        return len(claims)
+        return sum(counts.values())
 
     async def _claim_parked(self, want: int, *, probation: bool = False) -> int:
         if probation:
@@ -287,6 +299,9 @@ class Claimer:
         name = self._survey.names.get(queue)
         return queue not in self._survey.paused and name is not None and (self._queues is None or name in self._queues)
 
+    def _is_plain(self, lane: int) -> bool:
+        return queue_of(lane) in self._survey.names and queue_of(lane) not in self._survey.managed
+
     def _mark(self, lane: int) -> LowWaterMark:
         mark = self._marks.get(lane)
         if mark is None:
@@ -323,3 +338,16 @@ class Claimer:
 
 def _place(claim: Claim) -> int:
     return claim.seq
+
+
+def by_priority(claims: list[Claim], few: int) -> tuple[list[Claim], list[Claim]]:
+    """The urgent ones, if they are few: they go before what waits. And the others, each priority spread evenly over them, so that
+    it has its share of any part, not only of the whole."""
+    classes: dict[int, list[Claim]] = {}
+    for claim in claims:
+        classes.setdefault(claim.lane % LANES_PER_QUEUE, []).append(claim)
+    urgent = classes.pop(0) if 0 in classes and len(classes[0]) <= few else []
+    places = [
+        ((place + 0.5) / len(members), index, claim) for index, members in classes.items() for place, claim in enumerate(members)
+    ]
+    return urgent, [claim for _, _, claim in sorted(places, key=lambda one: one[:2])]

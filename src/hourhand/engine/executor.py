@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from hourhand.core.context import RUN, Context
+from hourhand.core.fairness import LANES_PER_QUEUE
 from hourhand.core.registry import Registry
 from hourhand.core.sealing import SIGN
 from hourhand.engine.caller import Active, Caller, Handler
@@ -135,10 +136,15 @@ class Executor:
     @property
     def admitted(self) -> int:
         """Runs that wait for a slot here while they hold one of a limit."""
+        return sum(claim.gates is not None for claim in self.deque)
+
+    @property
+    def urgent(self) -> int:
+        """Runs of the highest priority that wait for a slot; they are in front."""
         waiting = 0
         for claim in self.deque:
-            if claim.gates is None:
-                break  # they are always in front
+            if claim.lane % LANES_PER_QUEUE and claim.gates is None:
+                break
             waiting += 1
         return waiting
 

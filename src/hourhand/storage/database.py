@@ -19,6 +19,7 @@ from hourhand.core.errors import (
     EmbeddedServerError,
     HourhandError,
     LockTimeout,
+    QueueFull,
     StatementRefused,
 )
 from hourhand.core.sealing import sealer
@@ -30,6 +31,7 @@ from hourhand.storage.migrate import check_version, migrate
 from hourhand.storage.trips import Trips
 
 T = TypeVar("T")
+_QUEUE_FULL = "HH001"
 _TOGETHER: ContextVar[tuple[Database, asyncpg.Connection] | None] = ContextVar("hourhand_together", default=None)
 
 COMMAND_TIMEOUT = 30.0
@@ -287,7 +289,7 @@ class Database:
         except _LOST as error:
             raise DatabaseUnavailable(_unreachable(error)) from error
         except asyncpg.PostgresError as error:
-            raise StatementRefused(f"the database refused: {error}") from error
+            raise refusal(error, "the database refused") from error
 
     async def apart(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """On a connection of its own and committed at once, whatever is being done together just now."""
@@ -315,7 +317,24 @@ class Database:
         except _LOST as error:
             raise DatabaseUnavailable(_unreachable(error)) from error
         except asyncpg.PostgresError as error:
-            raise StatementRefused(f"the database refused: {error}") from error
+            raise refusal(error, "the database refused") from error
+
+
+def refusal(error: Exception, where: str) -> HourhandError:
+    """What a statement of ours refused, or what PostgreSQL did."""
+    full = queue_full(error)
+    return StatementRefused(f"{where}: {error}") if full is None else full
+
+
+def queue_full(error: BaseException) -> QueueFull | None:
+    """Whichever driver says it, and however it is wrapped."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if _QUEUE_FULL in (getattr(inner, "sqlstate", None), getattr(inner, "pgcode", None)):
+            words = str(getattr(inner, "message", None) or inner).partition("\n")[0]
+            return QueueFull(f"{words}; try again later, let more workers serve it, or raise max_depth")
+        inner = getattr(inner, "orig", None) or inner.__cause__
+    return None
 
 
 class Link:
@@ -358,7 +377,7 @@ class Link:
         except _AGAIN as error:
             raise DatabaseUnavailable(f"the database asks to try again: {error}") from error
         except asyncpg.PostgresError as error:
-            raise StatementRefused(f"{name}: {error}") from error
+            raise refusal(error, name) from error
 
     def drop(self) -> None:
         if self._connection is not None:

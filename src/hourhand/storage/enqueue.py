@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 import asyncpg
 
-from hourhand.core.errors import DatabaseUnavailable, InvalidOption, StatementRefused
+from hourhand.core.clock import Clock
+from hourhand.core.errors import DatabaseUnavailable, InvalidOption, QueueFull, StatementRefused
 from hourhand.core.fairness import lane_of
 from hourhand.core.options import EnqueueOptions
 from hourhand.core.sealing import Sealer
 from hourhand.core.tracing import Doing, enqueueing
-from hourhand.storage.database import Database, Link
+from hourhand.storage.database import Database, Link, queue_full
 
 COPY_CHUNK = 20_000
+_LEAST_WAIT = 0.02
+Payloads = Iterable[str] | AsyncIterable[str]
 WAKE_EVERY = 0.005
 _NOTHING = [None] * 5
 _SHARED = ("run_id", "scheduled_at", "enqueued_at", "expires_at", "lane", "task", "payload", "tags", "options")
@@ -74,17 +79,18 @@ class Combiner:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._busy = False
-        self._waiting: list[tuple[int, str, str, str | None, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[int, str, str, str | None, asyncio.Future[int | None]]] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def enqueue(self, lane: int, task: str, payload: str, options: str | None) -> int:
+    async def enqueue(self, lane: int, task: str, payload: str, options: str | None) -> int | None:
+        """None: its queue's depth is limited, and it is not for a plain statement to judge."""
         if self._busy:
-            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._waiting.append((lane, task, payload, options, future))
             return await future
         self._busy = True
         try:
-            return int((await self._link.fetch("enqueue_plain", lane, task, payload, options))[0][0])
+            return await self._put(lane, task, payload, options)
         finally:
             if self._waiting:
                 self._sender = asyncio.create_task(self._send(), name="hourhand-enqueuer", context=Context())
@@ -97,7 +103,9 @@ class Combiner:
             lanes, tasks, payloads, options, futures = zip(*batch, strict=True)
             try:
                 rows = await self._link.fetch("enqueue_plains", lanes, tasks, payloads, options)
-                outcomes: list[int | BaseException] = [row[0] for row in rows]
+                outcomes: list[int | BaseException | None] = [row[0] for row in rows]
+                if not rows:
+                    outcomes = [await self._alone(*one[:4]) for one in batch]
             except StatementRefused:
                 outcomes = [await self._alone(*one[:4]) for one in batch]
             except Exception as error:
@@ -111,11 +119,15 @@ class Combiner:
                     future.set_result(outcome)
         self._busy = False
 
-    async def _alone(self, lane: int, task: str, payload: str, options: str | None) -> int | BaseException:
+    async def _alone(self, lane: int, task: str, payload: str, options: str | None) -> int | BaseException | None:
         try:
-            return int((await self._link.fetch("enqueue_plain", lane, task, payload, options))[0][0])
+            return await self._put(lane, task, payload, options)
         except Exception as error:
             return error
+
+    async def _put(self, lane: int, task: str, payload: str, options: str | None) -> int | None:
+        rows = await self._link.fetch("enqueue_plain", lane, task, payload, options)
+        return int(rows[0][0]) if rows else None
 
     async def close(self) -> None:
         if self._sender is not None:
@@ -133,6 +145,39 @@ def call_arguments(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How a stream of runs is put in: so many to a commit, and for how long to wait where the queue is full."""
+
+    commit_every: int | None = None
+    wait: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.commit_every is not None and not 1 <= self.commit_every <= COPY_CHUNK:
+            raise InvalidOption(f"commit_every must be a whole number from 1 to {COPY_CHUNK}, not {self.commit_every!r}")
+        if not 0 <= self.wait < 10**9:
+            raise InvalidOption(f"wait must be a number of seconds, 0 or more, not {self.wait!r}")
+        if self.wait and self.commit_every is None:
+            raise InvalidOption("wait lets a stream go on when there is room again: say commit_every as well, so that it is one")
+
+
+async def chunks(payloads: Payloads, size: int) -> AsyncIterator[list[str]]:
+    """No more than a chunk at a time is in memory."""
+    if isinstance(payloads, AsyncIterable):
+        chunk: list[str] = []
+        async for one in payloads:
+            chunk.append(one)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+    else:
+        waiting = iter(payloads)
+        while chunk := list(islice(waiting, size)):
+            yield chunk
+
+
 class EnqueueGateway:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -144,15 +189,17 @@ class EnqueueGateway:
         """`doing`: the trace that it is a part of."""
         task, payload, queue, priority, delay, at, *rest = arguments
         kept = rest[-1] if doing is None else doing.kept(rest[-1])
+        run: int | None = None
+        duplicate = False
         if delay is None and at is None and rest == _NOTHING:
             lane = lane_of(await self.queue_number(queue), priority)
-            run, duplicate = await self._combiner.enqueue(lane, task, payload, kept), False
-        else:
+            run = await self._combiner.enqueue(lane, task, payload, kept)
+        if run is None:
             # With a time in it the run may be due at once or not: the function knows, and tells the workers.
             timed = delay is not None or at is not None
             run, duplicate, lane = (await self._database.fetch("enqueue", *arguments[:-1], kept, timed))[0]
             if duplicate or timed:
-                return run, duplicate
+                return int(run), duplicate
         self._waker.wake(lane, run)
         return run, duplicate
 
@@ -164,10 +211,30 @@ class EnqueueGateway:
             number = self._queues[queue] = int((await self._database.apart("queue_number", queue))[0][0])
         return number
 
+    async def stream(
+        self, task: str, payloads: Payloads, queue: str, priority: str, options: EnqueueOptions, flow: Flow
+    ) -> Sequence[int]:
+        """COPY, each chunk committed by itself; where the queue is full, wait for room."""
+        made = array("q")
+        async for chunk in chunks(payloads, flow.commit_every or COPY_CHUNK):
+            deadline = Clock.monotonic() + flow.wait
+            pause = _LEAST_WAIT
+            while True:
+                try:
+                    made.extend(await self.enqueue_many(task, chunk, queue, priority, options))
+                    break
+                except QueueFull as error:
+                    if Clock.monotonic() + pause > deadline:
+                        error.enqueued = made
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(1.0, pause * 2)
+        return made
+
     async def enqueue_many(
-        self, task: str, payloads: Iterable[str], queue: str, priority: str, options: EnqueueOptions,
+        self, task: str, payloads: Payloads, queue: str, priority: str, options: EnqueueOptions,
         connection: asyncpg.Connection | None = None,
-    ) -> list[int]:  # fmt: skip
+    ) -> Sequence[int]:  # fmt: skip
         """COPY, in chunks: all of them or none, on our own connection or as a part of the caller's transaction."""
         if options.key is not None:
             raise InvalidOption("key= names one run; enqueue_many makes many. Enqueue keyed runs one by one")
@@ -180,9 +247,9 @@ class EnqueueGateway:
         return numbers
 
     async def _many(
-        self, task: str, payloads: Iterable[str], queue: str, priority: str, options: EnqueueOptions,
+        self, task: str, payloads: Payloads, queue: str, priority: str, options: EnqueueOptions,
         connection: asyncpg.Connection | None, kept: str | None,
-    ) -> list[int]:  # fmt: skip
+    ) -> Sequence[int]:  # fmt: skip
         # Before a connection is taken: with every one of the pool's in such hands nobody could go on.
         lane = lane_of(await self.queue_number(queue), priority)
         if connection is not None:
@@ -191,13 +258,15 @@ class EnqueueGateway:
                 async with connection.transaction():
                     numbers, words = await self._copy(connection, task, payloads, lane, options, kept)
                     await connection.execute(self._database.sql["notify"], words)
+            except asyncpg.PostgresError as error:
+                raise queue_full(error) or error from error
             except asyncpg.InternalClientError as error:
                 raise InvalidOption(
                     f"COPY cannot use this connection's own codecs ({error}); enqueue one by one instead"
                 ) from error
             return numbers
 
-        async def whole(own: asyncpg.Connection) -> tuple[list[int], list[str]]:
+        async def whole(own: asyncpg.Connection) -> tuple[Sequence[int], list[str]]:
             async with own.transaction():
                 return await self._copy(own, task, payloads, lane, options, kept)
 
@@ -207,25 +276,26 @@ class EnqueueGateway:
         return numbers
 
     async def _copy(
-        self, connection: asyncpg.Connection, task: str, payloads: Iterable[str], lane: int, options: EnqueueOptions,
+        self, connection: asyncpg.Connection, task: str, payloads: Payloads, lane: int, options: EnqueueOptions,
         kept: str | None,
-    ) -> tuple[list[int], list[str]]:  # fmt: skip
-        numbers: list[int] = []
+    ) -> tuple[Sequence[int], list[str]]:  # fmt: skip
+        numbers = array("q")
         words: dict[str, str] = {}
         sealer = self._database.sealer
         tags = list(options.tags) or None
-        waiting = iter(payloads)
-        while chunk := list(islice(waiting, COPY_CHUNK)):
+        async for chunk in chunks(payloads, COPY_CHUNK):
             if sealer.active:
                 # A third of a second for a whole chunk: not on the event loop.
                 chunk = await asyncio.to_thread(sealer.seal_all, chunk, task)
             with self._database.trips.timed("reserve_runs"):
-                taken = (await connection.fetch(self._database.sql["reserve_runs"], len(chunk)))[0]
+                taken = (await connection.fetch(self._database.sql["reserve_runs"], len(chunk), lane))[0]
             present: datetime = taken["present"]
             due = options.at or (present + options.delay if options.delay else None)
             later = due is not None and due > present
             expires = options.expires_at or (present + options.expires if options.expires else None)
             rest = (due or present, present if due else None, expires, lane, task)
+            if taken["bounded"] and not later:
+                await connection.execute(self._database.sql["make_room"], lane // 4, len(chunk))
             places: Sequence[int] = taken["numbers"] or range(taken["first"], taken["first"] + len(chunk))
             with self._database.trips.timed("copy"):
                 await connection.copy_records_to_table(

@@ -9,7 +9,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,7 +21,7 @@ from hourhand.core.actor import ACTOR
 from hourhand.core.backoff import Retry
 from hourhand.core.chain import need_steps
 from hourhand.core.context import Context
-from hourhand.core.errors import ConfigurationError, InvalidOption
+from hourhand.core.errors import ConfigurationError, InvalidOption, QueueFull
 from hourhand.core.job import define_job, job_options
 from hourhand.core.limits import Limits, Rates, make_rule
 from hourhand.core.notice import Alert
@@ -34,8 +34,8 @@ from hourhand.core.task import check_name, define_task
 from hourhand.core.tracing import Doing, enqueueing
 from hourhand.storage import foreign, statements
 from hourhand.storage.atomic import joined, joined_sync
-from hourhand.storage.database import Database
-from hourhand.storage.enqueue import EnqueueGateway, call_arguments
+from hourhand.storage.database import Database, queue_full
+from hourhand.storage.enqueue import EnqueueGateway, Flow, call_arguments
 from hourhand.surfaces.access import AuditLog, Keys
 from hourhand.surfaces.alerts import Alerts
 from hourhand.surfaces.dead_letters import Dead
@@ -234,14 +234,32 @@ class Hourhand:
         arguments, merged = self._by_name(task, payload or {}, options)
         return self._enqueue_sync(arguments, merged)
 
-    async def enqueue_many(self, task: str, payloads: Iterable[Mapping[str, Any]], **options: Any) -> EnqueuedRuns:
-        """Many runs of one task by COPY, by name: all of them, or, if one does not fit, none."""
+    async def enqueue_many(
+        self, task: str, payloads: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], *, commit_every: int | None = None,
+        wait: float = 0.0, **options: Any,
+    ) -> EnqueuedRuns:  # fmt: skip
+        """Many runs of one task by COPY, by name: all of them, or, if one does not fit, none; or, by `commit_every`, a stream."""
         encode, queue, priority, merged = self._named(task, options)
+        return await self._enqueue_many(task, encode, payloads, queue, priority, merged, Flow(commit_every, wait))
+
+    async def _enqueue_many(
+        self, task: str, encode: Callable[[Mapping[str, Any]], str], payloads: Any, queue: str, priority: str,
+        options: EnqueueOptions, flow: Flow,
+    ) -> EnqueuedRuns:  # fmt: skip
         opened = await self._open()
-        connection = merged.connection or await joined() or opened.database.joined
+        connection = options.connection or await joined() or opened.database.joined
         if connection is not None and foreign.driver_of(connection) != "asyncpg":
             raise InvalidOption("enqueue_many copies over asyncpg; in another driver's transaction use enqueue in a loop")
-        return EnqueuedRuns(await opened.gateway.enqueue_many(task, map(encode, payloads), queue, priority, merged, connection))
+        if connection is not None and flow.commit_every is not None:
+            raise InvalidOption("commit_every commits by itself; inside of a transaction there is nothing to commit")
+        texts = (encode(one) async for one in payloads) if isinstance(payloads, AsyncIterable) else map(encode, payloads)
+        try:
+            if flow.commit_every is not None:
+                return EnqueuedRuns(await opened.gateway.stream(task, texts, queue, priority, options, flow))
+            return EnqueuedRuns(await opened.gateway.enqueue_many(task, texts, queue, priority, options, connection))
+        except QueueFull as full:
+            full.enqueued = EnqueuedRuns(full.enqueued)
+            raise
 
     def _by_name(self, task: str, payload: Mapping[str, Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], EnqueueOptions]:
         encode, queue, priority, merged = self._named(task, options)
@@ -275,7 +293,10 @@ class Hourhand:
         connection = options.connection or await joined() or (await self._database()).joined
         if connection is not None:
             await self._make_queue(arguments[2])
-            row = await foreign.fetch_async(connection, self._enqueue_statement, _traced(arguments, doing))
+            try:
+                row = await foreign.fetch_async(connection, self._enqueue_statement, _traced(arguments, doing))
+            except Exception as error:
+                raise queue_full(error) or error from None
             number, duplicate = int(row[0]), bool(row[1])
         else:
             number, duplicate = await (await self._open()).gateway.enqueue(arguments, doing)
@@ -288,7 +309,10 @@ class Hourhand:
                 self.sync(self._make_queue(arguments[2]))
             doing = enqueueing(arguments[0], arguments[2])
             with doing or contextlib.nullcontext():
-                row = foreign.fetch_sync(connection, self._enqueue_statement, _traced(arguments, doing))
+                try:
+                    row = foreign.fetch_sync(connection, self._enqueue_statement, _traced(arguments, doing))
+                except Exception as error:
+                    raise queue_full(error) or error from None
                 return _noted(doing, RunHandle(self, int(row[0]), bool(row[1])))
         return self.sync(self._enqueue(arguments, options))
 
@@ -374,17 +398,19 @@ class Hourhand:
 
     async def work(
         self, *, queues: list[str] | None = None, concurrency: int = 50, shutdown_grace: float = 25.0, handle_signals: bool = True,
-        metrics_port: int = 0, metrics_host: str = "127.0.0.1",
+        weights: Mapping[str, int] | None = None, strict: bool = False, metrics_port: int = 0, metrics_host: str = "127.0.0.1",
     ) -> None:  # fmt: skip
         """Run a worker here, until SIGTERM or Ctrl-C. The jobs this app declares are brought into force.
 
-        With `metrics_port`, Prometheus finds `/metrics` there.
+        `weights` say what each priority gets when all have work ({"high": 60, "normal": 30, "low": 10} unless said otherwise);
+        `strict` puts the most urgent first, always. With `metrics_port`, Prometheus finds `/metrics` there.
         """
         # Here and below: whoever merely enqueues need not wait for the engine to be imported.
         from hourhand.engine.worker import Worker, WorkerOptions
 
         options = WorkerOptions(
-            queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace, labels=self.deployment.labels
+            queues=queues, concurrency=concurrency, shutdown_grace=shutdown_grace, weights=weights, strict=strict,
+            labels=self.deployment.labels,
         )  # fmt: skip
         async with _served(metrics_host, metrics_port) as server:
             worker = Worker(database := await self._database(), self.settings, self.registry, options)

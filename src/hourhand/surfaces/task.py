@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -11,9 +11,8 @@ from hourhand.core.chain import Step
 from hourhand.core.errors import InvalidOption
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.task import TaskDefinition
-from hourhand.storage import foreign
-from hourhand.storage.atomic import joined, joined_sync
-from hourhand.storage.enqueue import call_arguments
+from hourhand.storage.atomic import joined_sync
+from hourhand.storage.enqueue import Flow, call_arguments
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.views import EnqueuedRuns
 
@@ -56,25 +55,28 @@ class Task(Generic[P, R]):
         """The same for callers without an event loop."""
         return self._app._enqueue_sync(self._call(args, kwargs), self._options)
 
-    async def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
-        """Enqueue many runs with one COPY: all of them, or, if one does not fit, none."""
-        definition, options = self._definition, self._options
-        encode = definition.codec.encode
-        connection = options.connection or await joined()
-        if connection is not None and foreign.driver_of(connection) != "asyncpg":
-            raise InvalidOption("enqueue_many copies over asyncpg; in another driver's transaction use enqueue in a loop")
-        opened = await self._app._open()
-        numbers = await opened.gateway.enqueue_many(
-            definition.name, (encode(payload) for payload in payloads), options.queue or definition.queue,
-            options.priority or definition.priority, options, connection,
-        )  # fmt: skip
-        return EnqueuedRuns(numbers)
+    async def enqueue_many(
+        self, payloads: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], *, commit_every: int | None = None,
+        wait: float = 0.0,
+    ) -> EnqueuedRuns:  # fmt: skip
+        """Enqueue many runs by COPY, a chunk at a time in memory: all of them, or, if one does not fit, none.
 
-    def enqueue_many_sync(self, payloads: Iterable[Mapping[str, Any]]) -> EnqueuedRuns:
+        With `commit_every` it is a stream: each so many are there at once for the workers; and where the queue's `max_depth` is
+        reached, it waits for room, up to `wait` seconds each time.
+        """
+        definition, options = self._definition, self._options
+        return await self._app._enqueue_many(
+            definition.name, definition.codec.encode, payloads, options.queue or definition.queue,
+            options.priority or definition.priority, options, Flow(commit_every, wait),
+        )  # fmt: skip
+
+    def enqueue_many_sync(
+        self, payloads: Iterable[Mapping[str, Any]], *, commit_every: int | None = None, wait: float = 0.0
+    ) -> EnqueuedRuns:
         if joined_sync() is not None:
             # In the transaction of an exactly-once run, over its own driver, which knows no COPY.
             return EnqueuedRuns([self.enqueue_sync(**payload)._number for payload in payloads])  # type: ignore[call-arg]
-        return self._app.sync(self.enqueue_many(payloads))
+        return self._app.sync(self.enqueue_many(payloads, commit_every=commit_every, wait=wait))
 
     def step(self, **payload: Any) -> Step:
         """This task as the next step of a chain: `first.options(then=second.step(table="x")).enqueue()`.

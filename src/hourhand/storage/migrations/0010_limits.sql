@@ -504,9 +504,6 @@ BEGIN
         END IF;
     END IF;
     lane := hourhand.queue_number(queue) * 4 + class;
-    IF EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND q.max_depth IS NOT NULL) THEN
-        PERFORM hourhand.make_room(lane / 4, 1);
-    END IF;
     run_id := number;
     duplicate := false;
     IF key IS NOT NULL THEN
@@ -538,10 +535,47 @@ BEGIN
             PERFORM pg_notify('hourhand', 'd');
         END IF;
     ELSE
+        PERFORM hourhand.make_room(q.id, 1) FROM hourhand.queues q
+        WHERE q.id = lane / 4 AND q.max_depth IS NOT NULL AND coalesce(current_setting('hourhand_depth.passes', true), '') <> 'on';
         INSERT INTO hourhand.ready (seq, run_id, scheduled_at, enqueued_at, expires_at, lane, task, payload, key, tags, options)
         VALUES (number, number, coalesce(due, present), CASE WHEN due IS NOT NULL THEN present END, dies, lane, task, payload, key, tags, options);
         IF wake THEN
             PERFORM hourhand.wake(lane, number);
         END IF;
     END IF;
+END $$;
+
+-- As before; the next step of a chain was promised with the first, however full its queue is.
+CREATE OR REPLACE FUNCTION hourhand.go_on() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    step jsonb := NEW.options->'then';
+    arguments jsonb := coalesce(step->'payload', '{}');
+    kept jsonb := step->'options';
+    number bigint;
+    trouble text;
+BEGIN
+    IF NEW.options ?| ARRAY['trace', 'after'] THEN
+        kept := coalesce(kept, '{}')
+            || (SELECT jsonb_object_agg(name, given) FROM jsonb_each(NEW.options) AS one (name, given) WHERE name IN ('trace', 'after'));
+    END IF;
+    IF step->>'result' IS NOT NULL THEN
+        arguments := arguments || jsonb_build_object(step->>'result', NEW.result);
+    END IF;
+    PERFORM set_config('hourhand_depth.passes', 'on', true);
+    SELECT made.run_id INTO number FROM hourhand.enqueue(
+        step->>'task', arguments, coalesce(step->>'queue', 'default'), coalesce(step->>'priority', 'normal'),
+        delay => make_interval(secs => (step->>'delay')::float8),
+        tags => (SELECT array_agg(tag) FROM jsonb_array_elements_text(step->'tags') AS tag), options => kept,
+        measured => arguments ? '$sealed') AS made;
+    PERFORM set_config('hourhand_depth.passes', '', true);
+    INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;
+    RETURN NULL;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_violation THEN
+    GET STACKED DIAGNOSTICS trouble = MESSAGE_TEXT;
+    number := nextval('hourhand.run_numbers');
+    INSERT INTO hourhand.dead (died_at, run_id, scheduled_at, lane, attempt, task, payload, options, reason)
+    VALUES (clock_timestamp(), number, clock_timestamp(), NEW.lane, 0, step->>'task', arguments,
+            kept, format('could not be enqueued after run %s: %s', NEW.run_id, trouble));
+    INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;
+    RETURN NULL;
 END $$;

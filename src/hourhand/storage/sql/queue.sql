@@ -10,8 +10,10 @@ SELECT run_id, duplicate, lane FROM hourhand.enqueue(
 
 -- name: enqueue_plain
 -- One run with nothing special about it but its trace, if it has one; which is most of them: what the function would insert.
+-- Nothing where the queue's depth is limited: then the function decides.
 INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
 SELECT number, number, clock_timestamp(), $1, $2, $3::text::jsonb, $4::text::jsonb FROM nextval('hourhand.run_numbers') AS number
+WHERE NOT EXISTS (SELECT FROM hourhand.queues WHERE id = $1 / 4 AND max_depth IS NOT NULL)
 RETURNING run_id;
 
 -- name: enqueue_plains
@@ -19,8 +21,12 @@ RETURNING run_id;
 INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
 SELECT number, number, clock_timestamp(), lane, task, payload::jsonb, options::jsonb
 FROM (SELECT nextval('hourhand.run_numbers') AS number, lane, task, payload, options
-      FROM unnest($1::integer[], $2::text[], $3::text[], $4::text[]) AS given (lane, task, payload, options)) AS numbered
+      FROM unnest($1::integer[], $2::text[], $3::text[], $4::text[]) AS given (lane, task, payload, options)
+      WHERE NOT EXISTS (SELECT FROM unnest($1) AS one JOIN hourhand.queues q ON q.id = one / 4 WHERE q.max_depth IS NOT NULL)) AS numbered
 RETURNING run_id;
+
+-- name: make_room
+SELECT hourhand.make_room($1, $2);
 
 -- name: queue_number
 SELECT hourhand.queue_number($1);
@@ -29,10 +35,11 @@ SELECT hourhand.queue_number($1);
 SELECT hourhand.queue_number(name) FROM unnest($1::text[]) AS name;
 
 -- name: reserve_runs
--- Numbers for a COPY; nearly always one unbroken range, then the list is not sent.
+-- Numbers for a COPY into lane $2; nearly always one unbroken range, then the list is not sent.
 WITH taken AS MATERIALIZED (SELECT nextval('hourhand.run_numbers') AS number FROM generate_series(1, $1::integer))
 SELECT min(number) AS first, clock_timestamp() AS present,
-       CASE WHEN max(number) - min(number) + 1 <> count(*) THEN array_agg(number ORDER BY number) END AS numbers
+       CASE WHEN max(number) - min(number) + 1 <> count(*) THEN array_agg(number ORDER BY number) END AS numbers,
+       (SELECT max_depth FROM hourhand.queues WHERE id = $2 / 4) IS NOT NULL AS bounded
 FROM taken;
 
 -- name: notify

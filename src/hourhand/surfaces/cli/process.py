@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable, HourhandError
+from hourhand.core.fairness import read_weights
 from hourhand.core.settings import Settings
 from hourhand.engine.alerting import check_alerts
 from hourhand.engine.exporting import exported, flush_traces
@@ -49,6 +50,13 @@ class LogLevel(StrEnum):
 
 Queues = Annotated[str | None, typer.Option("--queues", help="Queues to serve, separated by commas. Default: all of them.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, help="Runs at a time, in each process.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", help="What each priority gets when all have work. Default: high=60,normal=30,low=10.", show_default=False
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="The most urgent priority first, always; lower ones get what it leaves.")]
 Processes = Annotated[int, typer.Option("--processes", min=1, max=256, help="Worker processes.")]
 Grace = Annotated[float, typer.Option("--grace", min=0, help="Seconds that running handlers get to finish after SIGTERM.")]
 Format = Annotated[
@@ -92,6 +100,8 @@ def worker(
     ] = BLANK,
     queues: Queues = None,
     concurrency: Concurrency = 50,
+    weights: Weights = None,
+    strict: Strict = False,
     processes: Processes = 1,
     grace: Grace = 25.0,
     metrics_port: MetricsPort = 0,
@@ -122,13 +132,14 @@ def worker(
         check_alerts(loaded.settings)
         options = WorkerOptions(
             queues=names, concurrency=concurrency, shutdown_grace=grace, reference=app, labels=loaded.deployment.labels,
-            may_exit=True,
+            weights=None if weights is None else read_weights(weights), strict=strict, may_exit=True,
         )  # fmt: skip
         if not loaded.registry.tasks and app != BLANK:
             raise ConfigurationError(f"{app} declares no task; put @app.task on a function in it")
         metrics = Address(metrics_host, metrics_port)
         if processes > 1:
             command = _worker_command(app, loaded.settings, queues, concurrency, grace, log_format, log_level)
+            command += [*(["--weights", weights] if weights else []), *(["--strict"] if strict else [])]
             commands = [command + _metrics_options(one) for one in metrics.row(processes)]
             supervisor = Supervisor(commands, loaded.settings.environment())
             run_loop(supervisor.run())

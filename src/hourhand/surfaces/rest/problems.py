@@ -20,7 +20,7 @@ _TITLES = {
     400: "The request cannot be read", 401: "A key is needed", 403: "Not allowed", 404: "Not found", 405: "No such method here",
     406: "Not acceptable", 408: "The request took too long", 409: "In conflict with what is there", 412: "It has changed meanwhile",
     413: "The request is too large", 415: "Unsupported media type", 422: "The request cannot be carried out as given",
-    431: "Headers are too large", 500: "A fault of ours", 503: "The database cannot be reached",
+    429: "The queue is full", 431: "Headers are too large", 500: "A fault of ours", 503: "The database cannot be reached",
 }  # fmt: skip
 _KINDS: tuple[tuple[type[Exception], int], ...] = (
     (errors.UnknownJob, 404),
@@ -31,6 +31,7 @@ _KINDS: tuple[tuple[type[Exception], int], ...] = (
     (errors.PreconditionFailed, 412),
     (errors.JobConflict, 409),
     (errors.NotPossible, 409),
+    (errors.QueueFull, 429),
     (errors.DatabaseUnavailable, 503),
     (errors.EmbeddedServerError, 503),
     (errors.InvalidOption, 422),
