@@ -33,7 +33,7 @@ async def drain_limit(url: str, schema: str, lane: int, runs: int) -> float:
 
     async def one(link: asyncpg.Connection, node: int) -> int:
         done = 0
-        while rows := await link.fetch(statements["claim"], [lane], [0], [BATCH], node):
+        while rows := await link.fetch(statements["claim"], [lane], [0], [BATCH], node, 1):
             stamp = [time.time()] * len(rows)
             ids, tokens = [row[1] for row in rows], [row[2] for row in rows]
             finished = await link.fetch(statements["finish"], node, ids, tokens, stamp, stamp, None, None, None, None, None)

@@ -69,10 +69,10 @@ async def test_hot_statements_go_by_index_whatever_the_statistics_say(
         lane,
     )
     statements = load(schema)
-    plan = await explain(connection, statements["claim"], [lane], [0], [100], node)
+    plan = await explain(connection, statements["claim"], [lane], [0], [100], node, 1)
     assert "Index Scan on ready" in scans(plan)
     assert not [scan for scan in scans(plan) if scan.startswith("Seq Scan on r")], scans(plan)
-    claimed = await connection.fetch(statements["claim"], [lane], [0], [1000], node)
+    claimed = await connection.fetch(statements["claim"], [lane], [0], [1000], node, 1)
     runs, tokens = [row["run_id"] for row in claimed], [row["token"] for row in claimed]
     stamps = [1.0] * len(runs)
     plan = await explain(connection, statements["finish"], node, runs, tokens, stamps, stamps, None, None, None, None, None)
@@ -99,8 +99,8 @@ async def test_the_low_water_mark_steps_over_dead_entries(app: Hourhand, sql: as
     await long.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
     await sql.execute(f"DELETE FROM {schema}.ready WHERE seq <= 30000")
     claim = load(schema)["claim"]
-    from_start = buffers(await explain(connection, claim, [lane], [0], [10], node), "ready")
-    at_mark = buffers(await explain(connection, claim, [lane], [30_001], [10], node), "ready")
+    from_start = buffers(await explain(connection, claim, [lane], [0], [10], node, 1), "ready")
+    at_mark = buffers(await explain(connection, claim, [lane], [30_001], [10], node, 1), "ready")
     assert at_mark * 10 < from_start, f"{at_mark} pages at the mark, {from_start} from the start"
     await long.close()
     await connection.close()

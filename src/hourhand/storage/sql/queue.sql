@@ -59,7 +59,7 @@ WITH picked AS (
               AND (SELECT true FROM hourhand.queues q WHERE q.id = wanted.lane / 4 AND q.paused_at IS NULL AND NOT q.managed)
             ORDER BY r.seq LIMIT wanted.most FOR UPDATE SKIP LOCKED) AS head
         WHERE (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
-          AND (SELECT version = $5 FROM hourhand.rulebook)))
+          AND (SELECT version = $5 FROM hourhand.rulebook WHERE single)))
     RETURNING *)
 INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
                               lane, attempt, crashes, task, payload, key, tags, options, errors)
@@ -76,7 +76,7 @@ WITH picked AS (
         SELECT ctid FROM hourhand.parked
         WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[]) AND (crashes > 0) = $5 AND stream IS NULL AND hold IS NULL
           AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
-          AND (SELECT version = $6 FROM hourhand.rulebook)
+          AND (SELECT version = $6 FROM hourhand.rulebook WHERE single)
           AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND (q.paused_at IS NOT NULL OR q.managed))
         LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING *)
