@@ -127,7 +127,7 @@ CREATE TRIGGER free_slots AFTER DELETE ON hourhand.running
 -- Whether a rule makes runs wait in streams, or only says how deep a queue may be.
 CREATE FUNCTION hourhand.binds(settings jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(jsonb_array_length(nullif(settings->'limits', 'null')) > 0, false)
-        OR settings->>'fair_key' IS NOT NULL OR settings->>'order' = 'deadline'
+        OR settings->>'fair_key' IS NOT NULL OR coalesce(settings->>'order' = 'deadline', false)
 $$;
 
 -- What is declared or ordered (whichever is not null) comes into force. True: something has changed.
@@ -536,7 +536,7 @@ BEGIN
         END IF;
     ELSE
         PERFORM hourhand.make_room(q.id, 1) FROM hourhand.queues q
-        WHERE q.id = lane / 4 AND q.max_depth IS NOT NULL AND coalesce(current_setting('hourhand_depth.passes', true), '') <> 'on';
+        WHERE q.id = lane / 4 AND q.max_depth IS NOT NULL AND coalesce(current_setting('hourhand_wake.passes', true), '') <> 'on';
         INSERT INTO hourhand.ready (seq, run_id, scheduled_at, enqueued_at, expires_at, lane, task, payload, key, tags, options)
         VALUES (number, number, coalesce(due, present), CASE WHEN due IS NOT NULL THEN present END, dies, lane, task, payload, key, tags, options);
         IF wake THEN
@@ -561,13 +561,13 @@ BEGIN
     IF step->>'result' IS NOT NULL THEN
         arguments := arguments || jsonb_build_object(step->>'result', NEW.result);
     END IF;
-    PERFORM set_config('hourhand_depth.passes', 'on', true);
+    PERFORM set_config('hourhand_wake.passes', 'on', true);
     SELECT made.run_id INTO number FROM hourhand.enqueue(
         step->>'task', arguments, coalesce(step->>'queue', 'default'), coalesce(step->>'priority', 'normal'),
         delay => make_interval(secs => (step->>'delay')::float8),
         tags => (SELECT array_agg(tag) FROM jsonb_array_elements_text(step->'tags') AS tag), options => kept,
         measured => arguments ? '$sealed') AS made;
-    PERFORM set_config('hourhand_depth.passes', '', true);
+    PERFORM set_config('hourhand_wake.passes', '', true);
     INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;
     RETURN NULL;
 EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_violation THEN
