@@ -10,6 +10,8 @@ import asyncpg
 import pytest
 
 from hourhand import Context, Hourhand, Limit, Rate, Retry
+from hourhand.core.limits import make_rule
+from hourhand.storage.admission import AdmissionGateway
 from tests.db.test_worker import working
 from tests.support.fleet import until
 
@@ -164,3 +166,108 @@ async def _reached(order: Sequence[object], many: int) -> bool:
 
 async def _has(order: Sequence[object], who: object) -> bool:
     return who in order
+
+
+async def test_the_earliest_deadline_comes_first(app: Hourhand) -> None:
+    order = []
+    app.queue("urgent", order="deadline")
+
+    @app.task(queue="urgent")
+    async def work(ctx: Context, n: int) -> None:
+        order.append(n)
+
+    @app.task(queue="urgent", concurrency=5)
+    async def other(ctx: Context, n: int) -> None:
+        order.append(n)
+
+    async with working(app, concurrency=1):
+        await app.queues.pause("urgent")
+        for n in (7, 3, 9, 1, 5):
+            await work.options(expires=100 * n).enqueue(n=n)
+        await work.enqueue(n=100)
+        for n in (8, 2, 6, 4):
+            await other.options(expires=100 * n).enqueue(n=n)
+        await work.enqueue(n=101)
+        await app.queues.resume("urgent")
+        await ended(app, 11)
+    assert order == [1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 101]
+
+
+async def test_a_rule_that_changes_while_runs_wait(app: Hourhand, sql: asyncpg.Connection) -> None:
+    inside = Inside()
+
+    @app.task(queue="busy")
+    async def work(ctx: Context, customer: int) -> None:
+        await asyncio.gather(inside.stay("all"), inside.stay(customer))
+
+    async def order(text: str) -> None:
+        await sql.execute(f"SELECT {app.settings.schema}.set_rule('queue', 'busy', NULL, $1::jsonb)", text)
+
+    await order('{"limits": [{"key": "", "slots": 3}]}')
+    async with working(app, concurrency=20):
+        await work.enqueue_many([{"customer": n % 3} for n in range(60)])
+        await until(lambda: _reached(inside.order, 20), "some of them")
+        assert inside.most["all"] == 3
+        # Another number for the same limit, then another limit altogether, then none.
+        await order('{"limits": [{"key": "", "slots": 1}]}')
+        await ended(app, 60)
+        await order('{"limits": [{"key": "customer", "slots": 2}]}')
+        inside.most.clear()
+        await work.enqueue_many([{"customer": n % 3} for n in range(60)])
+        await ended(app, 120)
+        assert [inside.most[customer] for customer in range(3)] == [2, 2, 2]
+        assert inside.most["all"] == 6
+        await order("{}")
+        inside.most.clear()
+        await work.enqueue_many([{"customer": n % 3} for n in range(60)])
+        await ended(app, 180)
+        assert inside.most["all"] > 6
+    assert await left_behind(app, sql) == [0, 0, 0, 0]
+
+
+async def test_a_new_limit_holds_for_those_that_wait_already(app: Hourhand, sql: asyncpg.Connection) -> None:
+    inside = Inside()
+    app.queue("busy", fair_key="customer")
+
+    @app.task(queue="busy")
+    async def work(ctx: Context, customer: int) -> None:
+        await inside.stay("all")
+
+    gateway = AdmissionGateway((await app._database()).link("test"))
+    await gateway.declare_rule("queue", "busy", app.registry.queues["busy"])
+    await work.enqueue_many([{"customer": n % 3} for n in range(40)])
+    number = await sql.fetchval(f"SELECT {app.settings.schema}.queue_number('busy')")
+    version = (await gateway.read_rules()).version
+    assert [one.runs for one in await gateway.line_up([4 * number + 1], [0], 100, version)] == [40]
+    app.registry.queues["busy"] = make_rule(fair_key="customer", concurrency=2)
+    async with working(app, concurrency=10):
+        await ended(app, 40)
+    assert inside.most["all"] == 2
+    await gateway._link.close()
+
+
+async def test_what_the_code_no_longer_says_is_over(app: Hourhand, sql: asyncpg.Connection) -> None:
+    async def rules() -> dict[str, str]:
+        rows = await sql.fetch(f"SELECT name, settings FROM {app.settings.schema}.rules WHERE settings <> '{{}}'")
+        return {row["name"]: row["settings"] for row in rows}
+
+    app.queue("narrow", concurrency=2)
+
+    @app.task(concurrency=1)
+    async def careful() -> None: ...
+
+    labels = {"app": "shop"}
+    async with working(app, labels=labels):
+        assert set(await rules()) == {"narrow", "careful"}
+    app.registry.queues.clear()
+    app.registry.tasks.clear()
+
+    @app.task
+    async def other() -> None: ...
+
+    async with working(app, labels={"app": "another"}):
+        assert set(await rules()) == {"narrow", "careful"}
+    async with working(app, labels=labels):
+        assert await rules() == {}
+        assert not await sql.fetchval(f"SELECT bool_or(managed) FROM {app.settings.schema}.queues")
+        await (await other.enqueue()).result(10)

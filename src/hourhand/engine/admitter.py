@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable
+from hourhand.core.errors import ConfigurationError, DatabaseUnavailable
 from hourhand.core.fairness import queue_of
-from hourhand.core.limits import Hold, binds
+from hourhand.core.limits import Hold, binds, keys_of
 from hourhand.core.marks import LowWaterMark
 from hourhand.core.registry import Registry
 from hourhand.core.sealing import SIGN, Sealer
@@ -50,6 +50,12 @@ class Admitter:
         """What the code says about its tasks and queues comes into force, and what it no longer says is over."""
         rules = {("task", one.name): one.rule for one in registry.tasks.values()}
         rules |= {("queue", name): rule for name, rule in registry.queues.items()}
+        keyed = next((name for (_, name), rule in rules.items() if self._sealer.active and keys_of(rule)), None)
+        if keyed is not None:
+            raise ConfigurationError(
+                f"{keyed!r} has a limit or a fair key that goes by an argument, and payloads are encrypted here: the database, "
+                "which counts, cannot see it. Give it a limit without a key, or leave this worker without HOURHAND_ENCRYPTION_KEYS"
+            )
         with contextlib.suppress(DatabaseUnavailable):
             before = await self._gateway.declared_rules(app)
             for scope, name in sorted({*before, *rules}):

@@ -417,7 +417,7 @@ BEGIN
         USING ERRCODE = 'HH001', HINT = 'Try again later, let more workers serve it, or raise max_depth.';
 END $$;
 
--- As before; a queue with a depth may refuse; and `keys` among the options.
+-- As before; a queue with a depth may refuse.
 CREATE OR REPLACE FUNCTION hourhand.enqueue(
     task text,
     payload jsonb DEFAULT '{}',
@@ -475,16 +475,13 @@ BEGIN
         WHERE options ? name AND NOT CASE WHEN jsonb_typeof(options->name) = 'number'
                                           THEN (options->name)::numeric BETWEEN least AND most ELSE false END;
         bad := coalesce(bad, (SELECT format('%s is not known', name) FROM jsonb_object_keys(options) AS name
-                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for', 'then', 'delivery', 'retry', 'secret', 'trace', 'after', 'keys')
+                              WHERE name NOT IN ('max_attempts', 'timeout', 'unique_for', 'then', 'delivery', 'retry', 'secret', 'trace', 'after')
                               LIMIT 1));
         IF options ? 'delivery' AND coalesce(options->>'delivery', '') NOT IN ('at_least_once', 'at_most_once', 'exactly_once') THEN
             bad := 'delivery must be at_least_once, at_most_once or exactly_once';
         END IF;
         IF bad IS NULL AND options ? 'secret' AND jsonb_typeof(options->'secret') <> 'array' THEN
             bad := 'secret must be a list of the names of fields';
-        END IF;
-        IF bad IS NULL AND options ? 'keys' AND jsonb_typeof(options->'keys') <> 'object' THEN
-            bad := 'keys must be an object: the arguments that limits go by, where the payload is encrypted';
         END IF;
         IF bad IS NULL AND options ? 'retry' AND (jsonb_typeof(options->'retry') <> 'object'
                 OR coalesce(options->'retry'->>'backoff', 'exponential') NOT IN ('exponential', 'fixed')) THEN

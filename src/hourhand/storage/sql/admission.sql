@@ -15,13 +15,13 @@ moved AS MATERIALIZED (
         WHERE (SELECT true FROM page)))
     RETURNING *),
 ruled AS MATERIALIZED (
-    SELECT m.seq, r.id AS rule_id, r.scope, r.settings, m.payload, m.options
+    SELECT m.seq, r.id AS rule_id, r.scope, r.settings, m.payload
     FROM moved m JOIN hourhand.queues q ON q.id = m.lane / 4
     JOIN hourhand.rules r ON (r.scope = 'task' AND r.name = m.task) OR (r.scope = 'queue' AND r.name = q.name)),
 asked AS MATERIALIZED (
     SELECT one.*, hashtextextended(format('%s %s %s', rule_id, key, value), 0) AS gate FROM (
         SELECT r.seq, r.rule_id, l.key, l.slots, l.rate, l.burst,
-               CASE WHEN l.key = '' THEN '' ELSE coalesce(r.options->'keys'->>l.key, r.payload #>> string_to_array(l.key, '.'), '') END AS value
+               CASE WHEN l.key = '' THEN '' ELSE coalesce(r.payload #>> string_to_array(l.key, '.'), '') END AS value
         FROM ruled r CROSS JOIN LATERAL jsonb_to_recordset(coalesce(nullif(r.settings->'limits', 'null'), '[]'))
             AS l (key text, slots integer, rate float8, burst float8)) AS one),
 made_gates AS (
@@ -34,7 +34,7 @@ placed AS MATERIALIZED (
     FROM moved m
     LEFT JOIN (SELECT seq, array_agg(gate ORDER BY gate) AS gates FROM asked GROUP BY seq) AS g ON g.seq = m.seq
     LEFT JOIN (SELECT seq, bool_or(settings->>'order' = 'deadline') AS by_deadline,
-                      string_agg(coalesce(options->'keys'->>(settings->>'fair_key'), payload #>> string_to_array(settings->>'fair_key', '.'), ''), ' ' ORDER BY scope)
+                      string_agg(coalesce(payload #>> string_to_array(settings->>'fair_key', '.'), ''), ' ' ORDER BY scope)
                           FILTER (WHERE settings->>'fair_key' IS NOT NULL) AS fair
                FROM ruled GROUP BY seq) AS f ON f.seq = m.seq),
 streamed AS MATERIALIZED (
