@@ -2,6 +2,7 @@
 # make test [TESTS="tests/db -k cron"]               all tests, or these
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
+# make compare REF=<commit>                          before and after, in one run
 # make mutants                                       break each guarantee, see its test fail
 # make chaos [MINUTES=5] [FAULTS=...] [SEED=n]       kill, pause and cut off a fleet, and check from outside
 
@@ -11,7 +12,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PORT   ?= 8080
 
-.PHONY: up test check bench mutants chaos format clean
+.PHONY: up test check bench compare mutants chaos format clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +41,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(if $(JSON),--json $(JSON)) $(if $(ONLY),--only $(ONLY))
+
+compare: $(STAMP)
+	$(BIN)/python -m benchmarks.compare $(REF)
 
 # Breaks each guarantee on purpose; takes some minutes.
 mutants: $(STAMP)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import api, dashboard, firing, limits, product
+from benchmarks import api, dashboard, firing, limits, product, ruled
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
@@ -55,6 +55,7 @@ class Bench:
         steps = (
             self.drains, self.enqueues, self.latency, self.idle, self.memory,
             self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api, self.dashboard,
+            self.blocked, self.urgent,
         )  # fmt: skip
         task = self.progress.add_task("", total=None)
         for step in steps:
@@ -104,6 +105,37 @@ class Bench:
         )
         # Two processes share the cores with the database and with each other: within noise is not slower.
         self.add("drain, two worker processes", two, "runs/s", "not slower than one", two >= 0.95 * one, limit)
+
+    async def blocked(self) -> None:
+        """Plain runs alone, and beside 100,000 that wait behind a limit; in turns."""
+        measured: dict[str, list[float]] = {"alone": [], "narrow": [], "keyed": []}
+        for _ in range(self.rounds):
+            for name in measured:
+                await self.fresh()
+                async with self.app() as app:
+                    waiting = 0 if name == "alone" else 100_000
+                    rate = await ruled.drain_beside(app, self.url, SCHEMA, self.sql, self.runs // 2, waiting, name)
+                    measured[name].append(rate)
+        alone, narrow, keyed = (statistics.median(values) for values in measured.values())
+        self.add("drain beside 100,000 behind a queue's limit", narrow, "runs/s", "0.8 of alone", narrow >= 0.8 * alone, alone)
+        self.add("drain beside 100,000 behind a key's limit", keyed, "runs/s", "0.8 of alone", keyed >= 0.8 * alone, alone)
+        await self.fresh()
+        async with self.app() as app:
+            self.add(
+                "runs with a limit for each of 1,000 keys",
+                await ruled.admitted(app, self.url, SCHEMA, self.sql, 20_000),
+                "runs/s",
+                "",
+                True,
+            )
+
+    async def urgent(self) -> None:
+        await self.fresh()
+        async with self.app() as app:
+            values = await ruled.urgent(app, self.url, SCHEMA, self.sql, 50)
+        worst = product.percentile(values, 0.99)
+        self.add("urgent behind 100,000 others, to start, p50", product.percentile(values, 0.5), "ms", "", True)
+        self.add("urgent behind 100,000 others, to start, p99", worst, "ms", "under 50 ms", worst < 50)
 
     async def enqueues(self) -> None:
         many: dict[str, list[float]] = {"limit": [], "product": []}
