@@ -12,6 +12,7 @@ import pytest
 from hourhand import Context, Hourhand, Limit, Rate, Retry
 from hourhand.core.limits import make_rule
 from hourhand.storage.admission import AdmissionGateway
+from hourhand.storage.queue import QueueGateway
 from tests.db.test_worker import working
 from tests.support.fleet import until
 
@@ -271,3 +272,134 @@ async def test_what_the_code_no_longer_says_is_over(app: Hourhand, sql: asyncpg.
         assert await rules() == {}
         assert not await sql.fetchval(f"SELECT bool_or(managed) FROM {app.settings.schema}.queues")
         await (await other.enqueue()).result(10)
+
+
+async def test_an_urgent_run_goes_before_what_is_in_stock(app: Hourhand) -> None:
+    """The only slot is taken, and more waits for it than is asked for: still it comes, and comes next."""
+    order: list[str] = []
+
+    @app.task
+    async def work(ctx: Context, who: str, n: int) -> None:
+        order.append(who)
+        if (who, n) == ("low", 2_000):
+            stock.append(len(worker.executor.deque))
+            await work.options(priority="high").enqueue(who="high", n=0)
+            await until(first_is_urgent, "the urgent one to be in front")
+
+    async def first_is_urgent() -> bool:
+        return bool(worker.executor.deque) and worker.executor.deque[0].lane % 4 == 0
+
+    stock: list[int] = []
+    await work.options(priority="low").enqueue_many([{"who": "low", "n": n} for n in range(4_000)])
+    async with working(app, concurrency=1) as worker:
+        await ended(app, 4_001)
+    assert stock[0] > 1
+    assert order.index("high") == 2_001
+
+
+async def test_no_word_is_needed_for_the_next(app: Hourhand) -> None:
+    """Whoever ends one of a limit lets the next one in by itself: ten one after another take no look around in between."""
+
+    @app.task(concurrency=1)
+    async def careful(ctx: Context, n: int) -> None: ...
+
+    async with working(app) as worker:
+        await careful.enqueue_many([{"n": n} for n in range(10)])
+        await ended(app, 1)
+        worker.claimer._next_survey = float("inf")
+        await ended(app, 10)
+
+
+async def test_a_dead_holders_slots_are_told_of(app: Hourhand, sql: asyncpg.Connection) -> None:
+    """Recovery says that there is room; nobody has to look around for it."""
+
+    @app.task(concurrency=1)
+    async def careful(ctx: Context) -> None: ...
+
+    schema = app.settings.schema
+    async with working(app) as worker:
+        dead = await sql.fetchval(
+            f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'gone', now() + '1 hour', false) RETURNING id"
+        )
+        await app.queues.pause("default")
+        first = await careful.enqueue()
+        gateway = AdmissionGateway((await app._database()).link("test"))
+        version = (await gateway.read_rules()).version
+        lane = 4 * await sql.fetchval(f"SELECT {schema}.queue_number('default')") + 1
+        await gateway.line_up([lane], [0], 10, version)
+        await sql.execute(f"UPDATE {schema}.queues SET paused_at = NULL")
+        (claim,) = await gateway.admit(dead, version, [(lane, 1)], ["careful"], {lane // 4: "default"})
+        assert claim.run_number == first._number
+        second = await careful.enqueue()
+        worker.claimer.hear("q")
+
+        async def waits() -> bool:
+            return bool(await sql.fetchval(f"SELECT count(*) FROM {schema}.streams WHERE waits_for IS NOT NULL"))
+
+        await until(waits, "the second to wait")
+        worker.claimer._next_survey = float("inf")
+        await sql.execute(f"UPDATE {schema}.nodes SET died_at = now() WHERE id = $1", dead)
+        await second.result(30)
+        await gateway._link.close()
+
+
+async def test_nothing_of_a_managed_queue_is_claimed_plainly(app: Hourhand, sql: asyncpg.Connection) -> None:
+    """Nor by a worker whose rules are old. What waits on probation needs a slot like the others."""
+
+    @app.task
+    async def work(n: int) -> None: ...
+
+    schema, database = app.settings.schema, await app._database()
+    plain, ruled = QueueGateway(database.link("plain")), AdmissionGateway(database.link("ruled"))
+    node = await sql.fetchval(
+        f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'x', now() + '1 hour', false) RETURNING id"
+    )
+    number = await sql.fetchval(f"SELECT {schema}.queue_number('default')")
+    lane, names = 4 * number + 1, {number: "default"}
+    await work.enqueue_many([{"n": n} for n in range(6)])
+    old = (await ruled.read_rules()).version
+    assert len(await plain.claim([lane], [0], [1], node, names, old)) == 1
+    await ruled.declare_rule("queue", "default", make_rule(concurrency=2))
+    new = (await ruled.read_rules()).version
+    assert new > old
+    assert await plain.claim([lane], [0], [1], node, names, old) == []
+    assert await plain.claim([lane], [0], [1], node, names, new) == []
+    assert await ruled.line_up([lane], [0], 100, old) == []
+    assert [one.runs for one in await ruled.line_up([lane], [0], 100, new)] == [5]
+    assert await ruled.admit(node, old, [(lane, 5)], ["work"], names) == []
+    assert await ruled.admit(node, new, [(lane, 5)], ["another"], names) == []
+    assert len(await ruled.admit(node, new, [(lane, 5)], ["work"], names)) == 2
+    assert await ruled.admit(node, new, [(lane, 5)], ["work"], names) == []
+    await plain._link.close()
+    await ruled._link.close()
+
+
+async def test_who_is_on_probation_needs_a_slot_too(app: Hourhand, sql: asyncpg.Connection) -> None:
+    @app.task(concurrency=1)
+    async def careful(n: int) -> None: ...
+
+    schema, database = app.settings.schema, await app._database()
+    plain, ruled = QueueGateway(database.link("plain")), AdmissionGateway(database.link("ruled"))
+    node = await sql.fetchval(
+        f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'x', now() + '1 hour', false) RETURNING id"
+    )
+    number = await sql.fetchval(f"SELECT {schema}.queue_number('default')")
+    lane, names = 4 * number + 1, {number: "default"}
+    await ruled.declare_rule("task", "careful", careful._definition.rule)
+    await ruled.manage_queues(["default"])
+    version = (await ruled.read_rules()).version
+    await careful.enqueue_many([{"n": n} for n in range(2)])
+    await ruled.line_up([lane], [0], 100, version)
+    (held,) = await ruled.admit(node, version, [(lane, 5)], ["careful"], names)
+    await sql.execute(f"UPDATE {schema}.parked SET crashes = 1, stream = NULL")
+    for probation in (True, False):
+        assert await plain.claim_parked(["careful"], [lane], 5, node, names, version, probation=probation) == []
+    assert [place for place, _ in await ruled.return_parked([number], ["careful"], 10)] == [lane]
+    await ruled.line_up([lane], [0], 100, version)
+    assert await ruled.admit(node, version, [(lane, 5)], ["careful"], names) == []
+    assert await plain.hand_back(node, [held.run_number], [held.token]) == [held.run_number]
+    assert await ruled.open_gates(held.gates or [], sweep=False) == [lane]
+    (other,) = await ruled.admit(node, version, [(lane, 5)], ["careful"], names)
+    assert other.crashes == 1
+    await plain._link.close()
+    await ruled._link.close()
