@@ -26,7 +26,8 @@ from hourhand.storage.admission import AdmissionGateway, Rulebook
 from hourhand.storage.queue import Claim, Survey
 
 log = structlog.get_logger("hourhand.admitter")
-LARGEST_LINE = 10_000
+LARGEST_LINE = 2_000
+"""Nobody is admitted anywhere while they are lined up: some 30 ms."""
 _LEAST_PAUSE = 0.005
 
 

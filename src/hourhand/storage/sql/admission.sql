@@ -2,8 +2,10 @@
 
 -- name: line_up
 -- Runs of managed lanes ($1), from place $2 on, at most $3 of each, out of `ready` into their streams, by the rules of version $4,
--- which nobody changes meanwhile. A stream that is just being emptied and removed is waited for, and made anew.
-WITH page AS MATERIALIZED (SELECT true FROM hourhand.rulebook WHERE version = $4 FOR SHARE),
+-- which nobody changes meanwhile; under the lock of admission, since both take many streams in orders of their own.
+WITH page AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0)
+    FROM (SELECT version FROM hourhand.rulebook WHERE version = $4 FOR SHARE) AS book),
 moved AS MATERIALIZED (
     DELETE FROM hourhand.ready WHERE ctid = ANY (ARRAY(
         SELECT head.ctid FROM unnest($1::integer[], $2::bigint[]) AS wanted (lane, low)
@@ -12,7 +14,7 @@ moved AS MATERIALIZED (
             WHERE r.lane = wanted.lane AND r.seq >= wanted.low
               AND (SELECT q.managed FROM hourhand.queues q WHERE q.id = wanted.lane / 4)
             ORDER BY r.seq LIMIT $3 FOR UPDATE SKIP LOCKED) AS head
-        WHERE (SELECT true FROM page)))
+        WHERE EXISTS (SELECT FROM page)))
     RETURNING *),
 ruled AS MATERIALIZED (
     SELECT m.seq, r.id AS rule_id, r.scope, r.settings, m.payload
