@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from hourhand import Hourhand
+from hourhand import Hourhand, QueueFull
 from tests.support.fleet import Fleet, Process, make_sink, until, where
 from tests.support.ruled import ALL, EACH
 from tests.support.ruled import app as ruled
@@ -230,3 +230,39 @@ async def test_strictly_the_most_urgent_first(fleet: Ruled, client: Hourhand, sq
     order = [key for _, key in fleet.starts()]
     assert order[:495] == ["high"] * 495
     assert set(order[1_005:]) == {"low"}
+
+
+async def test_the_earliest_deadline_first_and_too_late_not_at_all(
+    fleet: Ruled, client: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    minutes = list(range(1, 101))
+    random.Random(3).shuffle(minutes)
+    for n in minutes:
+        await client.enqueue("urgent", {"who": f"{n:03}"}, expires=60 * n)
+    late = [await client.enqueue("urgent", {"who": "late"}, expires=0.001) for _ in range(5)]
+    await client.enqueue("urgent", {"who": "never"})
+    fleet.ruled("--concurrency", "1")
+    await finished(sql, schema, 106)
+    assert [key for _, key in fleet.starts()] == [*(f"{n:03}" for n in range(1, 101)), "never"]
+    assert {(await handle.show()).state for handle in late} == {"expired"}
+
+
+async def test_a_stream_of_runs_into_a_shallow_queue(
+    fleet: Ruled, client: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    first = fleet.ruled("--concurrency", "5")
+    await fleet.alive(sql, 1)
+
+    async def bounded() -> bool:
+        return bool(await sql.fetchval(f"SELECT max_depth FROM {schema}.queues WHERE name = 'shallow'"))
+
+    await until(bounded, "the rule to be in force")
+    first.send(signal.SIGSTOP)
+    with pytest.raises(QueueFull) as full:
+        await client.enqueue_many("shallow", ({"n": n} for n in range(1_000)), commit_every=50)
+    assert len(full.value.enqueued) == 200
+    first.send(signal.SIGCONT)
+    rest = await client.enqueue_many("shallow", ({"n": n} for n in range(200, 1_000)), commit_every=50, wait=60)
+    assert len(rest) == 800
+    await finished(sql, schema, 1_000)
+    assert sorted(int(key) for _, key in fleet.starts()) == list(range(1_000))

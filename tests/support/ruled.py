@@ -12,6 +12,8 @@ from hourhand import Context, Hourhand, Limit, Rate, Retry
 app = Hourhand(name="ruled")
 app.queue("narrow", concurrency=4)
 app.queue("shared")
+app.queue("urgent", order="deadline")
+app.queue("shallow", max_depth=200)
 BOOK = Path(os.environ.get("BOOK", os.devnull))
 """Lines of a few bytes at the end of a file are written whole, whoever else writes."""
 ALL, EACH = 7, 2
@@ -65,3 +67,13 @@ async def fair(ctx: Context, tenant: str) -> None:
 @app.task(queue="plain", retry=again)
 async def plain(ctx: Context, who: str) -> None:
     await stay(ctx, who, 0.0)
+
+
+@app.task(queue="urgent", retry=again)
+async def urgent(ctx: Context, who: str) -> None:
+    await stay(ctx, who, 0.0)
+
+
+@app.task(queue="shallow", retry=again)
+async def shallow(ctx: Context, n: int) -> None:
+    await stay(ctx, n, 0.001)
