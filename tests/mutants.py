@@ -411,7 +411,7 @@ MUTANTS = [
     Mutant("traces: installations alike", f"{ENGINE}/tracing.py", 'f"{self._installation}:{claim.run_number}"', 'f"{claim.run_number}"', f"{TRACES} two_installations"),
     Mutant("traces: everybody has the ids of the first", f"{ENGINE}/tracing.py", "self._first = copy.copy(tracer)", "self._first = tracer", "tests/unit/test_tracing.py -k to_no_other"),
     Mutant("traces: what is handed back begins twice", f"{ENGINE}/tracing.py", 'UNSETTLED = ("handed_back", "abandoned")', "UNSETTLED = ()", f"{TRACES} how_an_attempt"),
-    Mutant("traces: what is replayed begins twice", f"{ENGINE}/tracing.py", "stored is None and not claim.attempt and not claim.errors)", "stored is None and not claim.attempt)", f"{TRACES} replayed"),
+    Mutant("traces: what is replayed begins twice", f"{ENGINE}/tracing.py", "stored is None and not claim.attempt and not claim.errors,", "stored is None and not claim.attempt,", f"{TRACES} replayed"),
     Mutant("traces: the sampler is not asked", f"{ENGINE}/tracing.py", "int(self._sampled(claim, number))", "1", f"{TRACES} not_sampled"),
     Mutant("traces: the sampler is asked again", f"{ENGINE}/tracing.py", "if before is not None and before.trace == number:", "if False:", f"{TRACES} changes_its_mind"),
     Mutant("traces: a provider breaks runs", f"{ENGINE}/tracing.py", "        except Exception as error:\n            self._failed(error)\n", "        except ZeroDivisionError:\n            raise\n", f"{TRACES} does_not_break"),

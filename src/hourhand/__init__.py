@@ -2,7 +2,7 @@
 
 from hourhand.core.backoff import Retry
 from hourhand.core.chain import Step
-from hourhand.core.context import Context
+from hourhand.core.context import BatchContext, Context
 from hourhand.core.errors import (
     Cancelled,
     ClaimLost,
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alert",
+    "BatchContext",
     "Cancelled",
     "ClaimLost",
     "ConfigurationError",

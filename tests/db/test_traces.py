@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+import msgspec
 import psycopg
 import pytest
 from aiohttp import web
@@ -701,3 +702,32 @@ async def test_a_provider_that_breaks_does_not_break_runs(app: Hourhand, seen: S
     place = read((view.options or {})["trace"])
     assert place is not None
     assert (place.trace, place.span) == (span.get_span_context().trace_id, span.get_span_context().span_id)
+
+
+# Batches
+
+
+class Page(msgspec.Struct):
+    n: int
+
+
+async def test_each_run_of_a_batch_has_its_span_and_the_call_has_one_of_its_own(app: Hourhand, seen: Seen) -> None:
+    @app.task(batch=3, linger=60, retry=Retry(max_attempts=1))
+    async def index(items: list[Page]) -> list[Any]:
+        with seen.tracer.start_as_current_span("inside"):
+            return [ValueError("no") if one.n == 1 else None for one in items]
+
+    async with working(app, concurrency=1):
+        runs = [await index.enqueue(n=n) for n in range(3)]
+        for one in runs:
+            await one.wait(20)
+        await ended(seen, "call index")
+    call, spans = seen.one("call index"), seen.named("run index")
+    assert (call.attributes or {})["messaging.batch.message_count"] == 3
+    assert parent(seen.one("inside")) == of(call).span_id
+    assert {(one.attributes or {})["hourhand.run_id"] for one in spans} == {one.id for one in runs}
+    assert sorted((one.attributes or {})["hourhand.status"] for one in spans) == ["dead", "succeeded", "succeeded"]
+    assert len({of(one).trace_id for one in spans} | {of(call).trace_id}) == 4, "a trace for each run, and one for the call"
+    for one in spans:
+        (link,) = one.links
+        assert (link.context.span_id, (link.attributes or {})["hourhand.link"]) == (of(call).span_id, "batch")

@@ -8,8 +8,9 @@ import signal
 import time
 
 import asyncpg
+import msgspec
 
-from hourhand import Context, Hourhand, PermanentFailure, Retry, RetryAfter
+from hourhand import BatchContext, Context, Hourhand, PermanentFailure, Retry, RetryAfter
 
 app = Hourhand()
 quick = Retry(max_attempts=3, base=0, cap=0)
@@ -204,3 +205,20 @@ def reports_nonsense(ctx: Context) -> None:
 def isolated_talk(ctx: Context, count: int) -> None:
     for place in range(count):
         ctx.log.info("from a child", place=place)
+
+
+class Piece(msgspec.Struct):
+    n: int
+    poison: bool = False
+
+
+@app.task(retry=quick, batch=20, linger=30)
+async def mill(ctx: BatchContext, items: list[Piece]) -> list[int]:
+    """A batch of several never ends; one alone is done at once. Poison takes its process down."""
+    for one in ctx.items:
+        await note(one, f"one of {len(items)}")
+    if any(one.poison for one in items):
+        os._exit(9)
+    if len(items) > 1:
+        await asyncio.sleep(3600)
+    return [one.n for one in items]

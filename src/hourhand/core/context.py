@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -25,8 +25,8 @@ ATOMIC: ContextVar[Any] = ContextVar("hourhand_transaction", default=None)
 """The transaction of the exactly-once run that is being executed here: what it enqueues joins it."""
 
 
-RUN: ContextVar[Context | None] = ContextVar("hourhand_run", default=None)
-"""The run that is being executed here."""
+RUN: ContextVar[Context | BatchContext | None] = ContextVar("hourhand_run", default=None)
+"""The run that is being executed here, or the runs of a batch."""
 
 
 class Office(Protocol):
@@ -186,3 +186,36 @@ class Context:
         if self._cancelled is None:
             self._cancelled = threading.Event()
         return self._cancelled
+
+
+class BatchContext:
+    """The first argument of a handler of batches that asks for it: the context of each item's run, in the order of the items."""
+
+    def __init__(self, items: Sequence[Context]) -> None:
+        self.items = tuple(items)
+        """What belongs to a run (`run_id`, `attempt`, `log`, `progress`, `once`, ...) is with its item: `ctx.items[0].run_id`."""
+        self.task: str = self.items[0].task
+        self.state = self.items[0].state
+        """The app's `state`: what its start-up hooks opened."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether all of it was asked to stop. Whether one item was: `ctx.items[0].cancelled`."""
+        return all(one.cancelled for one in self.items)
+
+    def check_cancelled(self) -> None:
+        if self.cancelled:
+            raise Cancelled("the batch was asked to stop")
+
+    @property
+    def patience(self) -> float:
+        return max(one.patience for one in self.items)
+
+    def fields(self) -> dict[str, Any]:
+        """What a log line says of this call."""
+        return {"task": self.task, "runs": len(self.items), "node": getattr(self.items[0].claim, "worker", None)}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"a batch has no {name}: what belongs to a run is with its item, as in ctx.items[0].{name}")

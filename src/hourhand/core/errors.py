@@ -134,6 +134,10 @@ class ClaimLost(HourhandError):
     """Another worker has this run now: what this one still does for it is refused, and nothing of it is kept."""
 
 
+class BatchMismatch(HourhandError):
+    """The handler of a batch returned something of which it cannot be told what belongs to which item."""
+
+
 class LoopBlocked(BaseException):
     """Raised into a handler that keeps the event loop from everything else. No `except Exception` stops it."""
 

@@ -180,20 +180,24 @@ def _always(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
+def resolve(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The types that the annotations of a task's function name."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception as error:
+        raise ConfigurationError(
+            f"task {name!r}: the annotations of {function.__qualname__} cannot be resolved ({error}); "
+            "import what they name where the function is defined"
+        ) from error
+
+
 class Codec:
     """Arguments of one task, to JSON and back."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.task = name
-        signature = inspect.signature(function)
-        try:
-            hints = get_type_hints(function, include_extras=True)
-        except Exception as error:
-            raise ConfigurationError(
-                f"task {name!r}: the annotations of {function.__qualname__} cannot be resolved ({error}); "
-                "import what they name where the function is defined"
-            ) from error
-        parameters = list(signature.parameters.values())
+        hints = resolve(name, function)
+        parameters = list(inspect.signature(function).parameters.values())
         self.takes_context = bool(parameters) and (hints.get(parameters[0].name) is Context or parameters[0].name == "ctx")
         if self.takes_context:
             parameters = parameters[1:]

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from hourhand.core.backoff import Retry
+from hourhand.core.batch import BatchCodec, check_batch
 from hourhand.core.errors import ConfigurationError, InvalidOption
 from hourhand.core.fairness import PRIORITIES
 from hourhand.core.limits import Limits, Rates, keys_of, make_rule
@@ -79,6 +80,10 @@ class TaskDefinition:
     """Paths of the arguments that are never shown."""
     rule: Mapping[str, Any] = field(default_factory=dict)
     """How many at once, how many in a time, in whose turn."""
+    batch: int | None = None
+    """Its handler is called once for up to so many runs."""
+    linger: float = 0.0
+    """Seconds that a batch which is not full waits for more."""
 
 
 def define_task(
@@ -96,6 +101,8 @@ def define_task(
     concurrency: Limits = None,
     rate: Rates = None,
     fair_key: str | None = None,
+    batch: int | None = None,
+    linger: float | timedelta | None = None,
 ) -> TaskDefinition:
     """Check a declaration while the module is being imported, not when the first run fails."""
     if not callable(function):
@@ -114,7 +121,11 @@ def define_task(
         retry = Retry(max_attempts=retry)
     if retry is not None and not isinstance(retry, Retry):
         raise ConfigurationError(f"retry takes Retry(...) or a number of attempts, not {retry!r}")
-    codec = Codec(task_name, function)
+    check_delivery(delivery)
+    if batch is None and linger is not None:
+        raise ConfigurationError("linger is how long a batch waits for more items; say batch=... as well")
+    lingering = 0.0 if batch is None else check_batch(task_name, batch, linger, isolation, delivery)
+    codec = Codec(task_name, function) if batch is None else BatchCodec(task_name, function)
     return TaskDefinition(
         name=task_name,
         function=function,
@@ -125,10 +136,12 @@ def define_task(
         retry=retry or Retry(),
         timeout=None if timeout is None else seconds("timeout", timeout),
         isolation=isolation,
-        delivery=check_delivery(delivery),
+        delivery=delivery,
         max_memory=None if max_memory is None else memory("max_memory", max_memory),
         secret=(marks := _secret(codec, secret)),
         rule=_rule(codec, marks, concurrency, rate, fair_key),
+        batch=batch,
+        linger=lingering,
     )
 
 

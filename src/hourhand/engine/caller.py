@@ -20,7 +20,7 @@ from hourhand.storage.atomic import Holder, RunTransaction
 from hourhand.storage.database import Database
 from hourhand.storage.effects import effect_gateway
 from hourhand.storage.queue import Claim
-from hourhand.targets.python import Call, direct_call
+from hourhand.targets.python import BatchCall, Call, batch_call, direct_call
 
 _RECORD = 5.0
 """Seconds that a beginning which is on its way to the record is waited for."""
@@ -29,7 +29,7 @@ _RECORD = 5.0
 class Handler:
     """A task, ready to be called here; and how long its runs took since that was last reported."""
 
-    __slots__ = ("call", "definition", "delivery", "in_thread", "isolated", "runs", "seconds", "squares")
+    __slots__ = ("batch", "call", "call_batch", "definition", "delivery", "in_thread", "isolated", "runs", "seconds", "squares")
 
     def __init__(self, definition: TaskDefinition, registry: Registry, threads: Threads) -> None:
         self.definition = definition
@@ -37,6 +37,11 @@ class Handler:
         self.isolated = definition.isolation == "process"
         self.in_thread = not definition.is_async and not self.isolated
         self.call: Call = direct_call(definition, registry.middleware, threads.run)
+        self.batch = definition.batch or 0
+        """Runs that it is called for at once, at most; 0: its task knows no batches."""
+        self.call_batch: BatchCall | None = None
+        if self.batch:
+            self.call_batch = batch_call(definition, registry.middleware, threads.run)
         self.runs, self.seconds, self.squares = 0, 0.0, 0.0
 
     def took(self, seconds: float) -> None:
@@ -59,6 +64,9 @@ class Active:
         "apart", "attempt", "begun", "cause", "claim", "closing", "context", "delivery", "handler", "in_thread", "left_behind",
         "reason", "started", "task", "timeout", "transaction",
     )  # fmt: skip
+
+    described: dict[str, Any] | None = None
+    """Its error as it is kept, where several runs have the same one."""
 
     def __init__(
         self, claim: Claim, context: Context, handler: Handler, task: asyncio.Task[None], started: float, apart: bool
@@ -90,6 +98,15 @@ class Active:
     def onward(self) -> str | None:
         """What the next step of its chain is told of its trace."""
         return None if self.attempt is None else self.attempt.onward
+
+    @property
+    def whole(self) -> Any:
+        """What is stopped if this is: itself, or the batch that it is called with."""
+        return self
+
+    @property
+    def members(self) -> list[Active]:
+        return [self]
 
     def stop(self, cause: str, reason: str | None = None) -> bool:
         """False: there is nothing to stop any more, or it can only be told."""

@@ -314,9 +314,10 @@ class Claimer:
         stock = min(LARGEST_STOCK, int(self._rate * STOCK_SECONDS))
         waiting = len(executor.deque)
         executor.hungry_below = stock // 2
-        if waiting and waiting >= stock // 2:
+        appetite = executor.appetite
+        if waiting and waiting >= stock // 2 and not appetite:
             return 0
-        return executor.concurrency + stock - waiting - executor.busy
+        return executor.concurrency + stock + appetite - waiting - executor.busy
 
     def _measure(self) -> None:
         """Runs taken a second: up at once, down by and by."""

@@ -10,7 +10,6 @@ What survives a crash: nothing here needs to. A run that was taken but not finis
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,6 +19,8 @@ from hourhand.core.context import RUN, Context
 from hourhand.core.fairness import LANES_PER_QUEUE
 from hourhand.core.registry import Registry
 from hourhand.core.sealing import SIGN
+from hourhand.engine.batcher import Batcher, Group
+from hourhand.engine.bench import Bench
 from hourhand.engine.caller import Active, Caller, Handler
 from hourhand.engine.completer import Completer
 from hourhand.engine.delivery import AT_LEAST_ONCE
@@ -39,36 +40,6 @@ PROBATION_SLOTS = 8
 _YIELD_EVERY = 32
 _PATIENCE = 5.0
 """Seconds that a handler may ask for at most when its worker stops, beyond what everybody gets."""
-
-
-class Bench:
-    """Claimed runs that wait for a slot, and slots that wait for a run."""
-
-    def __init__(self) -> None:
-        self.deque: deque[Claim] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-
-    def feed(self, claims: list[Claim], *, first: bool = False) -> None:
-        if first:
-            self.deque.extendleft(reversed(claims))
-        else:
-            self.deque.extend(claims)
-        for _ in range(min(len(claims), len(self._waiters))):
-            self._wake_one()
-
-    def wake_all(self) -> None:
-        while self._waiters:
-            self._wake_one()
-
-    async def wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _wake_one(self) -> None:
-        waiter = self._waiters.pop()
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 class Executor:
@@ -94,6 +65,7 @@ class Executor:
         self._unknown: set[str] = set()
         self._chatty = is_chatty()
         self._healthy, self._suspects = Bench(), Bench()
+        self._batcher = Batcher(self, self._healthy, node, self._settler, self._sealer)
         self.handlers = {name: Handler(one, registry, self._threads) for name, one in registry.everything().items()}
         self.concurrency = concurrency
         self.deque = self._healthy.deque
@@ -120,8 +92,13 @@ class Executor:
 
     @property
     def busy(self) -> int:
-        """Slots for healthy runs that have one."""
-        return len(self.active) - self._on_probation - len(self._light)
+        """Slots for healthy runs that have one, or a batch of them."""
+        return len(self.active) - self._on_probation - len(self._light) - self._batcher.surplus + self._healthy.collecting
+
+    @property
+    def appetite(self) -> int:
+        """Runs that batches still wait for."""
+        return self._healthy.appetite
 
     @property
     def on_probation(self) -> int:
@@ -151,7 +128,7 @@ class Executor:
     @property
     def stock(self) -> int:
         """Claimed runs that wait for a slot."""
-        return len(self._healthy.deque) + len(self._suspects.deque)
+        return len(self._healthy) + len(self._suspects)
 
     @property
     def probation_slots(self) -> int:
@@ -185,18 +162,18 @@ class Executor:
         self._suspects.wake_all()
 
     def known(self) -> list[int]:
-        return [*(claim.run_number for bench in (self._healthy, self._suspects) for claim in bench.deque), *self.active]
+        return [*(claim.run_number for bench in (self._healthy, self._suspects) for claim in bench.claims()), *self.active]
 
     def cancel(self, run: int, reason: str | None = None) -> None:
-        """Somebody asked this run to stop. In a deque it ends at once; running, it is told."""
+        """Somebody asked this run to stop. Waiting, it ends at once; running, it is told."""
         active = self.active.get(run)
         if active is not None:
-            self._stop(active, "cancelled", reason)
+            self.interrupt(active, "cancelled", reason)
             return
         for bench in (self._healthy, self._suspects):
-            for claim in bench.deque:
+            for claim in bench.claims():
                 if claim.run_number == run:
-                    bench.deque.remove(claim)
+                    bench.remove(claim)
                     why = reason or "cancelled"
                     self._completer.end(claim, "cancelled", self._node.clock.now(), reason=why, errors=claim.errors)
                     log.info("run.cancelled", **ended(claim, "cancelled", None, 0.0), reason=why)
@@ -205,10 +182,10 @@ class Executor:
     def forsake(self) -> int:
         """Every claim is lost: drop what waits, stop what runs, write nothing."""
         lost = len(self.known())
-        self._healthy.deque.clear()
-        self._suspects.deque.clear()
+        self._healthy.clear()
+        self._suspects.clear()
         for active in list(self.active.values()):
-            self._stop(active, "lost")
+            self.interrupt(active, "lost")
         return lost
 
     def give_back(self, queues: Collection[str]) -> None:
@@ -220,8 +197,8 @@ class Executor:
         """What waits here and must not start."""
         out = []
         for bench in (self._healthy, self._suspects):
-            for claim in [one for one in bench.deque if unwanted(one)]:
-                bench.deque.remove(claim)
+            for claim in [one for one in bench.claims() if unwanted(one)]:
+                bench.remove(claim)
                 out.append(claim)
         return out
 
@@ -229,8 +206,8 @@ class Executor:
         """Hand back what has not started, wait for the rest, hand back what does not end in time."""
         self._stopping = True
         for bench in (self._healthy, self._suspects):
-            while bench.deque:
-                self._completer.hand_back(bench.deque.pop())
+            for claim in bench.clear():
+                self._completer.hand_back(claim)
         self.wake_all()
         pending = {*self._slots, *self._light}
         while pending and finish_within() > 0:
@@ -270,7 +247,10 @@ class Executor:
                 handler = self.handlers.get(claim.task)
                 if handler is None:
                     self._stranger(claim)
-                elif (active := self._admit(claim, handler, me)) is None:
+                elif handler.batch and self._batcher.takes(claim):
+                    if await self._batcher.run(claim, handler, me):
+                        return  # as below
+                elif (active := self.admit(claim, handler, me)) is None:
                     pass
                 elif handler.definition.light and not active.apart and len(self._light) < self._settings.http_concurrency:
                     self._set_apart(active)
@@ -286,7 +266,7 @@ class Executor:
             if not spins % _YIELD_EVERY:
                 await asyncio.sleep(0)
 
-    def _admit(self, claim: Claim, handler: Handler, me: asyncio.Task[None]) -> Active | None:
+    def admit(self, claim: Claim, handler: Handler, me: asyncio.Task[None], kind: type[Active] = Active) -> Active | None:
         """What is decided before the handler starts."""
         now = self._node.clock.now()
         if claim.expires_at is not None and claim.expires_at.timestamp() <= now:
@@ -307,10 +287,10 @@ class Executor:
         )  # fmt: skip
         # A run that comes from a dead process runs apart, so that if it was the culprit, it harms only itself this time.
         apart = handler.isolated or (claim.crashes > 0 and self._children.possible)
-        active = Active(claim, context, handler, me, now, apart)
+        active = kind(claim, context, handler, me, now, apart)
         before = self.active.get(claim.run_number)
         if before is not None:
-            self._forget(before)
+            self.forget(before)
         self.active[claim.run_number] = active
         self._on_probation += claim.crashes > 0
         return active
@@ -329,7 +309,7 @@ class Executor:
                 result = await self._caller.admit(active)
             if result is None:
                 if active.timeout is not None:
-                    timer = asyncio.get_running_loop().call_later(active.timeout, self._stop, active, "timeout")
+                    timer = asyncio.get_running_loop().call_later(active.timeout, self.interrupt, active, "timeout")
                 result = await self._caller.call(active)
         except BaseException as raised:
             error = raised
@@ -337,7 +317,7 @@ class Executor:
             if timer is not None:
                 timer.cancel()
             RUN.set(None)
-            self._forget(active)
+            self.forget(active)
             if active.attempt is not None:
                 active.attempt.leave()
         if active.context.spoke:
@@ -365,7 +345,7 @@ class Executor:
         except Exception as error:
             self._settler.mishap(active.claim, error, active)
 
-    def _forget(self, active: Active) -> bool:
+    def forget(self, active: Active) -> bool:
         # After a rebirth the same run may be here a second time, under its new claim.
         if self.active.get(active.claim.run_number) is not active:
             return False
@@ -373,23 +353,25 @@ class Executor:
         self._on_probation -= active.claim.crashes > 0
         return True
 
-    def _stop(self, active: Active, cause: str, reason: str | None = None) -> None:
+    def interrupt(self, active: Active | Group, cause: str, reason: str | None = None) -> None:
         if active.stop(cause, reason):
-            patience = self._settings.cancel_grace + active.context.patience
-            asyncio.get_running_loop().call_later(patience, self._leave_behind, active)
+            patience = self._settings.cancel_grace + active.whole.context.patience
+            asyncio.get_running_loop().call_later(patience, self._leave_behind, active.whole)
 
-    def _leave_behind(self, active: Active) -> None:
+    def _leave_behind(self, active: Active | Group) -> None:
         """It ignores its cancellation: it is given up as it stands, and another slot takes the place of the one it sits in."""
-        if active.closing or self._stopping or not self._forget(active):
+        if active.closing or self._stopping or not (members := [one for one in active.members if self.forget(one)]):
             return
         active.left_behind = True
         self.left_behind += 1
-        log.error("run.ignores_cancellation", **about(active.claim),
-                  meaning="it was left behind and may still be doing things; its claim is given up")  # fmt: skip
         if active.transaction is not None:
             active.closing = True
             self._undoing = asyncio.create_task(active.transaction.undo())
-        self._settler.settle(active, None, asyncio.CancelledError())
+        for one in members:
+            one.left_behind = True
+            log.error("run.ignores_cancellation", **about(one.claim),
+                      meaning="it was left behind and may still be doing things; its claim is given up")  # fmt: skip
+            self._settler.settle(one, None, asyncio.CancelledError())
         if active.task in self._light:
             self._light.remove(active.task)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -86,6 +87,11 @@ class Settler:
             began = None if active is None else active.started
             log.error("run.mishap", **ended(claim, "failed", began, self._node.clock.now()), error=_words(errors))
 
+    def describe(self, error: BaseException, claims: Sequence[Claim]) -> dict[str, Any]:
+        """An error that several runs of a task have: put into words once, without what is secret in any of them."""
+        at, clean = self._node.clock.instant().isoformat(), self._secrecy.clean_all(claims, claims[0].task)
+        return failure.describe(error, 0, at, self._node.name, clean)
+
     def _told(self, active: Active | None, status: str, errors: list[dict[str, Any]] | None = None) -> None:
         """What an attempt came to, to whoever looks at its trace."""
         if self.tracing is not None and active is not None:
@@ -97,8 +103,11 @@ class Settler:
 
     def _with(self, claim: Claim, error: BaseException, attempt: int, active: Active | None) -> list[dict[str, Any]]:
         """The run's errors and this one, without what is secret in its payload."""
-        at, clean = self._node.clock.instant().isoformat(), self._secrecy.clean(claim, claim.task)
-        one = failure.describe(error, attempt, at, self._node.name, clean)
+        if active is not None and active.described is not None:
+            one = {**active.described, "attempt": attempt}
+        else:
+            at, clean = self._node.clock.instant().isoformat(), self._secrecy.clean(claim, claim.task)
+            one = failure.describe(error, attempt, at, self._node.name, clean)
         if active is not None and active.attempt is not None:
             one["trace"] = active.attempt.place.stored  # the next attempt refers to it
         return failure.append(claim.errors, one)

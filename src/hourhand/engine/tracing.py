@@ -10,6 +10,7 @@ What survives a crash: the spans that were exported. Runs do not depend on any o
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ class Attempt:
 
     __slots__ = ("_context", "_token", "begins", "onward", "over", "parent", "place", "span")
 
-    def __init__(self, span: Any, claim: Claim, parent: Place, begins: bool) -> None:
+    def __init__(self, span: Any, claim: Claim, parent: Place, begins: bool, current: bool) -> None:
         from opentelemetry import context, trace
 
         self.span = span
@@ -67,10 +68,28 @@ class Attempt:
             self.onward = msgspec.json.encode({"trace": parent.stored, "after": self.place.stored}).decode()
         self.over = False
         self._context = context
-        self._token = context.attach(trace.set_span_in_context(span))
+        self._token = context.attach(trace.set_span_in_context(span)) if current else None
 
     def leave(self) -> None:
         """In the task that began it: its next run has nothing to do with this one."""
+        if self._token is not None:
+            self._context.detach(self._token)
+
+
+class Calling:
+    """The span of a call that is made for several runs, each of which has a span of its own."""
+
+    __slots__ = ("_context", "_token", "place", "span")
+
+    def __init__(self, span: Any) -> None:
+        from opentelemetry import context, trace
+
+        self.span = span
+        self.place = Place.of(span)
+        self._context = context
+        self._token = context.attach(trace.set_span_in_context(span))
+
+    def leave(self) -> None:
         self._context.detach(self._token)
 
 
@@ -95,25 +114,45 @@ class Tracing:
                 self._first = copy.copy(tracer)
                 self._first.id_generator, self._first.sampler = self._given, ALWAYS_ON
 
-    def begin(self, active: Active) -> None:
-        """From here on the attempt's span is the current one of this task, and of what the handler starts."""
+    def begin(self, active: Active, calling: Calling | None = None) -> None:
+        """From here on the attempt's span is the current one of this task, and of what the handler starts. In a batch that is
+        the span of the call, and the attempt's has a link to it."""
         try:
-            active.attempt = self._begun(active.claim)
+            active.attempt = self._begun(active.claim, calling)
         except Exception as error:
             self._failed(error)
 
-    def _begun(self, claim: Claim) -> Attempt:
+    def begin_call(self, claims: Sequence[Claim]) -> Calling | None:
+        """A call for several runs belongs to none of their traces: it has one of its own."""
+        try:
+            facts = messaging("process", "call", claims[0].queue)
+            facts |= {"messaging.batch.message_count": len(claims), "hourhand.task": claims[0].task, "hourhand.node": self._node}
+            return Calling(self._tracer.start_span(f"call {claims[0].task}", self._context.Context(), attributes=facts))
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def end_call(self, calling: Calling) -> None:
+        try:
+            calling.leave()
+            calling.span.end()
+        except Exception as error:
+            self._failed(error)
+
+    def _begun(self, claim: Claim, calling: Calling | None = None) -> Attempt:
         trace, options = self._trace, claim.options or {}
         before = read(claim.errors[-1].get("trace")) if claim.errors else read(options.get("after"))
         stored = read(options.get("trace"))
         parent = self.first(claim, before) if stored is None else stored
         what = "attempt" if claim.errors else "step"
         links = [] if before is None else [trace.Link(before.context(), {"hourhand.link": what})]
+        if calling is not None:
+            links.append(trace.Link(calling.place.context(), {"hourhand.link": "batch"}))
         attributes = _facts(claim, "process", "run") | {"hourhand.attempt": claim.attempt + 1, "hourhand.node": self._node}
         above = trace.set_span_in_context(trace.NonRecordingSpan(parent.context()), self._context.Context())
         span = self._tracer.start_span(f"run {claim.task}", above, trace.SpanKind.CONSUMER, attributes, links)
         # One that has errors was replayed, and its trace has begun long ago.
-        return Attempt(span, claim, parent, stored is None and not claim.attempt and not claim.errors)
+        return Attempt(span, claim, parent, stored is None and not claim.attempt and not claim.errors, calling is None)
 
     def first(self, claim: Claim, before: Place | None = None) -> Place:
         """Where the trace of a run begins that came with none: the same on every worker, and for every attempt."""

@@ -127,24 +127,34 @@ class Hourhand:
         delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
         concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None,
     ) -> TaskDecorator: ...  # fmt: skip
+    @overload
+    def task(
+        self, function: None = None, /, *, batch: int, linger: float | timedelta | None = None, name: str | None = None,
+        queue: str = "default", priority: str = "normal", retry: Retry | int | None = None,
+        timeout: float | timedelta | None = None, secret: Iterable[str] = (), concurrency: Limits = None, rate: Rates = None,
+        fair_key: str | None = None,
+    ) -> BatchDecorator: ...  # fmt: skip
 
     def task(
         self, function: Any = None, /, *, name: str | None = None, queue: str = "default", priority: str = "normal",
         retry: Retry | int | None = None, timeout: float | timedelta | None = None, isolation: str | None = None,
         delivery: str = "at_least_once", max_memory: int | str | None = None, secret: Iterable[str] = (),
-        concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None,
+        concurrency: Limits = None, rate: Rates = None, fair_key: str | None = None, batch: int | None = None,
+        linger: float | timedelta | None = None,
     ) -> Any:  # fmt: skip
         """Make a function a task: `@app.task`, or `@app.task(queue=..., retry=..., timeout=..., delivery=...)`.
 
         `secret` names the arguments that are never shown, as paths: `["password", "card.number", "items.*.token"]`. `concurrency`
         and `rate` hold over the whole fleet: `concurrency=Limit(5, key="customer_id")`, `rate="100/minute"`; `fair_key` lets the
-        values of an argument take turns.
+        values of an argument take turns. With `batch` the function takes a list of items and is called once for up to so many
+        runs; a batch that is not full waits at most `linger` seconds (0.05) for more.
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             definition = define_task(
                 function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout, isolation=isolation,
                 delivery=delivery, max_memory=max_memory, secret=secret, concurrency=concurrency, rate=rate, fair_key=fair_key,
+                batch=batch, linger=linger,
             )  # fmt: skip
             self.registry.add(definition)
             return Task(self, definition, EnqueueOptions(secret=definition.secret))
@@ -470,4 +480,11 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any:
+        raise NotImplementedError
+
+
+class BatchDecorator:
+    """The type of `@app.task(batch=...)`: what is enqueued are the fields of an item, not what the function takes."""
+
+    def __call__(self, function: Callable[..., R], /) -> Task[..., R]:
         raise NotImplementedError
