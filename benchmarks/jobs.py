@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import asyncpg
 
 from hourhand import Hourhand
 
@@ -12,6 +15,25 @@ app = Hourhand()
 @app.task
 async def noop(n: int = 0) -> None:
     """Nothing: what is measured is everything around it."""
+
+
+@app.task
+async def write(n: int) -> None:
+    """A row, as handlers write them."""
+    await (await pool()).execute(f"INSERT INTO {app.settings.schema}.written VALUES ($1)", n)
+
+
+@app.task(batch=100)
+async def write_many(items: list[dict[str, Any]]) -> None:
+    """A hundred rows with one statement."""
+    rows = [one["n"] for one in items]
+    await (await pool()).execute(f"INSERT INTO {app.settings.schema}.written SELECT unnest($1::int[])", rows)
+
+
+async def pool() -> asyncpg.Pool:
+    if not hasattr(app.state, "pool"):
+        app.state.pool = asyncpg.create_pool(app.settings.database_url, min_size=0, max_size=10)
+    return await app.state.pool
 
 
 @app.task

@@ -42,11 +42,12 @@ async def workers(url: str, schema: str, sql: asyncpg.Connection, processes: int
         process.wait(30)
 
 
-async def drain(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, runs: int, processes: int) -> float:
+async def drain(
+    app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, runs: int, processes: int, task: str = "noop"
+) -> float:
     """Preloaded runs, workers ready: from letting them go until nothing is left."""
-    task = app.task(_noop)
     await app.queues.pause("default")
-    await task.enqueue_many({"n": n} for n in range(runs))
+    await app.enqueue_many(task, ({"n": n} for n in range(runs)))
     before = await sql.fetchval(f"SELECT count(*) FROM {schema}.runs")
     async with workers(url, schema, sql, processes):
         empty = f"SELECT NOT EXISTS (SELECT FROM {schema}.ready) AND NOT EXISTS (SELECT FROM {schema}.running)"

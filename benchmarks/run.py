@@ -53,7 +53,7 @@ class Bench:
         self.sql = await asyncpg.connect(self.url)
         await self.fresh()
         steps = (
-            self.drains, self.enqueues, self.latency, self.idle, self.memory,
+            self.drains, self.batches, self.enqueues, self.latency, self.idle, self.memory,
             self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api, self.dashboard,
             self.blocked, self.urgent,
         )  # fmt: skip
@@ -136,6 +136,19 @@ class Bench:
         worst = product.percentile(values, 0.99)
         self.add("urgent behind 100,000 others, to start, p50", product.percentile(values, 0.5), "ms", "", True)
         self.add("urgent behind 100,000 others, to start, p99", worst, "ms", "under 50 ms", worst < 50)
+
+    async def batches(self) -> None:
+        """A handler that writes a row for each run, and one that writes a hundred with one statement."""
+        measured: dict[str, list[float]] = {"write": [], "write_many": []}
+        for _ in range(self.rounds):
+            for task, rates in measured.items():
+                await self.fresh()
+                await self.sql.execute(f"CREATE TABLE {SCHEMA}.written (n int)")
+                async with self.app() as app:
+                    rates.append(await product.drain(app, self.url, SCHEMA, self.sql, self.runs // 4, 1, task))
+        single, batches = (statistics.median(values) for values in measured.values())
+        self.add("a row for each run, one by one", single, "runs/s", "", True)
+        self.add("a row for each run, batches of 100", batches, "runs/s", "twice as many", batches >= 2 * single)
 
     async def enqueues(self) -> None:
         many: dict[str, list[float]] = {"limit": [], "product": []}

@@ -207,6 +207,11 @@ class BatchContext:
         if self.cancelled:
             raise Cancelled("the batch was asked to stop")
 
+    @cached_property
+    def log(self) -> Any:
+        """A structlog logger that names the call. What it is told is kept with no run: that is what `ctx.items[0].log` is for."""
+        return structlog.get_logger("hourhand.run").bind(**self.fields())
+
     @property
     def patience(self) -> float:
         return max(one.patience for one in self.items)

@@ -37,11 +37,9 @@ class Member(Active):
     """A run that is called together with others."""
 
     __slots__ = ("described", "group")
+    described: dict[str, Any]
+    """Its error as it is kept, where several of them have the same one."""
     group: Group
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.described: dict[str, Any] | None = None
 
     @property
     def whole(self) -> Group:
@@ -260,5 +258,5 @@ class Batcher:
             self._mishap(one, bad)
 
     def _mishap(self, one: Member, error: Exception) -> None:
-        one.described = None
+        one.described = self._settler.describe(error, [one.claim])
         self._settler.mishap(one.claim, error, one)

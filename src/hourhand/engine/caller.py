@@ -65,9 +65,6 @@ class Active:
         "reason", "started", "task", "timeout", "transaction",
     )  # fmt: skip
 
-    described: dict[str, Any] | None = None
-    """Its error as it is kept, where several runs have the same one."""
-
     def __init__(
         self, claim: Claim, context: Context, handler: Handler, task: asyncio.Task[None], started: float, apart: bool
     ) -> None:

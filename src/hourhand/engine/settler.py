@@ -103,8 +103,9 @@ class Settler:
 
     def _with(self, claim: Claim, error: BaseException, attempt: int, active: Active | None) -> list[dict[str, Any]]:
         """The run's errors and this one, without what is secret in its payload."""
-        if active is not None and active.described is not None:
-            one = {**active.described, "attempt": attempt}
+        described = getattr(active, "described", None)
+        if described is not None:
+            one = {**described, "attempt": attempt}
         else:
             at, clean = self._node.clock.instant().isoformat(), self._secrecy.clean(claim, claim.task)
             one = failure.describe(error, attempt, at, self._node.name, clean)
