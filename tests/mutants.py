@@ -590,7 +590,7 @@ MUTANTS = [
     Mutant("limits: an urgent run waits until the stock is low", f"{ENGINE}/claimer.py",
            "return await self._claim_urgent() + apart > 0", "return apart > 0", "tests/db/test_limits.py -k urgent_run"),
     Mutant("limits: a share only of the whole", f"{ENGINE}/claimer.py", "((place + 0.5) / len(members), index, claim)",
-           "(0.0, index, claim)", "tests/cluster/test_limits.py -k get_their_shares"),
+           "(0.0, index, claim)", "tests/unit/test_limits.py -k share_of_any_part"),
     Mutant("limits: weights are not heeded", f"{ENGINE}/worker.py", "FairShare(options.weights, strict=options.strict)",
            "FairShare(strict=options.strict)", "tests/cluster/test_limits.py -k get_their_shares"),
     Mutant("limits: strict is fair", f"{ENGINE}/worker.py", "FairShare(options.weights, strict=options.strict)",

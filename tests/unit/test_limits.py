@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hourhand import ConfigurationError, Context, Hourhand, Limit, Rate
 from hourhand.core.fairness import FairShare, check_weights, lane_of, read_weights
 from hourhand.core.limits import Hold, binds, describe, keys_of, make_rule, parse_rate
+from hourhand.engine.claimer import by_priority
 
 
 @pytest.mark.parametrize(
@@ -147,3 +150,25 @@ def test_strictly_the_most_urgent_gets_everything(busy: set[str], want: int) -> 
     plan = FairShare(strict=True).split([lane_of(1, name) for name in busy], want)
     first = next(name for name in ("high", "normal", "low") if name in busy)
     assert plan == [(lane_of(1, first), want)]
+
+
+@pytest.mark.parametrize("few", [0, 3])
+def test_each_priority_has_its_share_of_any_part_of_what_was_claimed(few: int) -> None:
+    claims: list[Any] = [
+        SimpleNamespace(lane=4 + index, seq=n) for index, many in ((0, 60), (1, 30), (2, 10)) for n in range(many)
+    ]
+    urgent, rest = by_priority(claims, few)
+    assert (urgent, len(rest)) == ([], 100)
+    for part in range(0, 100, 20):
+        counts = Counter(claim.lane - 4 for claim in rest[part : part + 20])
+        assert [abs(counts[index] - many) <= 1 for index, many in ((0, 12), (1, 6), (2, 2))] == [True] * 3
+    for index in range(3):
+        assert [claim.seq for claim in rest if claim.lane == 4 + index] == sorted(
+            claim.seq for claim in rest if claim.lane == 4 + index
+        )
+
+
+def test_a_few_urgent_ones_come_first() -> None:
+    claims: list[Any] = [SimpleNamespace(lane=lane, seq=n) for n, lane in enumerate((6, 6, 4, 6, 4))]
+    urgent, rest = by_priority(claims, 2)
+    assert ([one.seq for one in urgent], [one.seq for one in rest]) == ([2, 4], [0, 1, 3])
