@@ -110,7 +110,9 @@ ALTER TABLE hourhand.parked
 CREATE INDEX parked_stream ON hourhand.parked (stream, due, seq) WHERE stream IS NOT NULL;
 CREATE INDEX parked_hold ON hourhand.parked (hold, run_id) WHERE hold IS NOT NULL;
 CREATE INDEX parked_strange ON hourhand.parked (task, lane, seq) WHERE stream IS NULL AND hold IS NULL;
-CREATE INDEX parked_lane ON hourhand.parked (lane) WHERE stream IS NOT NULL;
+CREATE INDEX parked_lane ON hourhand.parked (lane, seq) WHERE stream IS NOT NULL;
+CREATE INDEX parked_apart ON hourhand.parked (run_id) INCLUDE (lane) WHERE stream IS NULL;
+CREATE INDEX parked_probation ON hourhand.parked (run_id) WHERE crashes > 0;
 
 ALTER TABLE hourhand.running ADD COLUMN stream bigint;
 
@@ -577,3 +579,32 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR integrity_constraint_
     INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;
     RETURN NULL;
 END $$;
+
+-- What keeps a run back that waits in `parked`, in words; NULL: neither its turn nor a hold.
+CREATE FUNCTION hourhand.kept_back(in_stream bigint, in_hold integer) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE
+        WHEN in_stream IS NOT NULL THEN coalesce((
+            SELECT format('waits for the %s of %s %s: %s', CASE WHEN closed.by_rate THEN 'rate' ELSE 'limit' END, r.scope, r.name,
+                          concat_ws(' for each ', CASE WHEN closed.by_rate THEN l.one->>'text' ELSE closed.slots || ' at once' END,
+                                    nullif(closed.key, '')))
+            FROM (SELECT g.*, g.slots IS NULL OR g.opens_at IS NOT NULL AS by_rate FROM hourhand.streams s
+                  JOIN hourhand.gates g ON g.id = s.waits_for WHERE s.id = in_stream) AS closed
+            JOIN hourhand.rules r ON r.id = closed.rule_id
+            CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(r.settings->'limits', 'null'), '[]')) AS l (one)
+            WHERE l.one->>'key' = closed.key LIMIT 1), 'waits its turn')
+        WHEN in_hold IS NOT NULL THEN coalesce((
+            SELECT format('held back by hold %s', id) || coalesce(': ' || reason, '') FROM hourhand.holds WHERE id = in_hold),
+            format('was held back by hold %s, which is released; it goes on in a moment', in_hold))
+    END
+$$;
+
+-- As before; of a managed queue, those that wait in its streams as well.
+CREATE OR REPLACE FUNCTION hourhand.waits(in_queue integer) RETURNS float8 LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM clock_timestamp() - min(first))::float8 FROM (
+        SELECT least((SELECT greatest(r.scheduled_at, r.enqueued_at) FROM hourhand.ready r
+                      WHERE r.lane = in_queue * 4 + class AND r.attempt = 0 AND r.crashes = 0 ORDER BY r.seq LIMIT 1),
+                     (SELECT greatest(p.scheduled_at, p.enqueued_at) FROM hourhand.parked p
+                      WHERE p.lane = in_queue * 4 + class AND p.stream IS NOT NULL AND p.attempt = 0 AND p.crashes = 0
+                      ORDER BY p.seq LIMIT 1)) AS first
+        FROM generate_series(0, 3) AS class) AS heads
+$$;
