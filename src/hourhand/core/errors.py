@@ -46,6 +46,10 @@ class UnknownKey(HourhandError, LookupError):
     """No API key with that id."""
 
 
+class UnknownHold(HourhandError, LookupError):
+    """No hold with that number: nothing is held back by it."""
+
+
 class NotPossible(HourhandError):
     """The run exists, but is not in a state in which this can be done."""
 

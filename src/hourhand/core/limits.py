@@ -10,8 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from hourhand.core.errors import ConfigurationError
 
+SCOPES = ("queue", "task")
 ORDERS = ("arrival", "deadline")
 OVERFLOWS = ("reject", "drop_oldest")
 MOST_SLOTS = 100_000
@@ -116,6 +119,35 @@ def make_rule(
     return rule
 
 
+def make_order(
+    scope: str, settings: Mapping[str, Any], *, concurrency: Limits | UnsetType = UNSET, rate: Rates | UnsetType = UNSET,
+    fair_key: str | None | UnsetType = UNSET, order: str | None | UnsetType = UNSET, max_depth: int | None | UnsetType = UNSET,
+    overflow: str | None | UnsetType = UNSET,
+) -> dict[str, Any]:  # fmt: skip
+    """The parts of a rule that are ordered, checked, as they are kept: None lifts what is declared. `settings`: what holds now."""
+    if scope not in SCOPES:
+        raise ConfigurationError(f"a rule is about a {' or a '.join(SCOPES)}, not {scope!r}")
+    if scope == "task" and not order is max_depth is overflow is UNSET:
+        raise ConfigurationError("order, max_depth and overflow are said of a queue, not of a task")
+    parts: dict[str, Any] = {}
+    if concurrency is not UNSET or rate is not UNSET:
+        limits, rates = None if concurrency is UNSET else concurrency, None if rate is UNSET else rate
+        parts["limits"] = make_rule(concurrency=limits, rate=rates).get("limits")
+    if fair_key is not UNSET:
+        parts["fair_key"] = make_rule(fair_key=fair_key).get("fair_key")
+    if order is not UNSET:
+        make_rule(order=order)
+        parts["order"] = order
+    if max_depth is not UNSET:
+        parts["max_depth"] = make_rule(max_depth=max_depth).get("max_depth")
+    if overflow is not UNSET:
+        make_rule(max_depth={**settings, **parts}.get("max_depth"), overflow=overflow)
+        parts["overflow"] = overflow
+    if not parts:
+        raise ConfigurationError("nothing is ordered: give concurrency, rate, fair_key, order, max_depth or overflow")
+    return parts
+
+
 def _each(name: str, given: Any, plain: type, made: Any) -> list[Any]:
     if given is None:
         return []
@@ -145,6 +177,17 @@ def keys_of(rule: Mapping[str, Any]) -> list[str]:
     """The arguments that a rule goes by."""
     paths = [one["key"] for one in rule.get("limits") or () if one["key"]]
     return [*paths, *([rule["fair_key"]] if rule.get("fair_key") else [])]
+
+
+def describe_order(parts: Mapping[str, Any]) -> list[str]:
+    """The same of what is ordered, which may also be that something declared does not hold."""
+    lifted = {
+        "limits": "no limits", "fair_key": "not in turns", "max_depth": "as many as come may wait", "overflow": "more are refused",
+        "order": "in order of arrival",
+    }  # fmt: skip
+    over = [words for name, words in lifted.items() if name in parts and parts[name] in (None, "arrival")]
+    alone = "overflow" in parts and parts["overflow"] is not None and parts.get("max_depth") is None
+    return [*describe(parts), *over, *([f"overflow {parts['overflow']}"] if alone else [])]
 
 
 def describe(rule: Mapping[str, Any]) -> list[str]:

@@ -156,6 +156,11 @@ def _paths(marks: Sequence[str]) -> list[Path]:
 
 
 @lru_cache(maxsize=64)
+def is_secret(path: str, names: Sequence[str]) -> bool:
+    """Whether a field is secret by a name, its own or that of what it is in."""
+    return any(_squeeze(part) in _squeezed(tuple(names)) for part in path.split("."))
+
+
 def _squeezed(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(_squeeze(name) for name in names) - {""}
 

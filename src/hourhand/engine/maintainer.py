@@ -37,6 +37,7 @@ MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
 TIDY_EVERY = 60.0
 FACTS_EVERY = 10.0
+RETURN_EVERY = 5.0
 SAMPLE_EVERY = 10.0
 COUNT_EVERY = 10.0
 _PACE = 50.0
@@ -59,6 +60,7 @@ class Maintainer:
         self._missing_since: dict[int, float] = {}
         self._tidy_at = 0.0
         self._partitions_at = 0.0
+        self._return_at = 0.0
         self._wake = asyncio.Event()
         self._held = False
         self._pointed_out: dict[int, float] = {}
@@ -127,6 +129,7 @@ class Maintainer:
             # A mountain of due runs must not keep the dead from being noticed.
             if Clock.monotonic() - began > TICK / 2:
                 break
+        await self._return_released()
         if self._sampler is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_around(self._sampler), name="sampler")
         await self._tidy()
@@ -184,6 +187,19 @@ class Maintainer:
                         meaning="their worker died; they run again, on probation")  # fmt: skip
         if lost:
             log.error("runs.lost", runs=lost, meaning="at-most-once runs whose worker died after they had begun")
+
+    async def _return_released(self) -> None:
+        """What the release of a hold has left behind: whoever releases one returns its runs himself, unless he is cut off."""
+        began, runs = Clock.monotonic(), 0
+        if began < self._return_at:
+            return
+        while some := await self._gateway.return_released(BATCH):
+            runs += some
+            if some < BATCH or Clock.monotonic() - began > TICK / 2:
+                break
+        self._return_at = began + (0.0 if runs else RETURN_EVERY)
+        if runs:
+            log.info("holds.returned", runs=runs, meaning="their hold is released; they are ready again")
 
     async def _tidy(self) -> None:
         now = Clock.monotonic()

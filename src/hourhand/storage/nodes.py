@@ -61,6 +61,10 @@ class MaintenanceGateway:
     async def expire(self, limit: int) -> int:
         return len(await self._link.fetch("expire", limit))
 
+    async def return_released(self, limit: int) -> int:
+        """Of runs whose hold is gone."""
+        return int((await self._link.fetch("return_released", limit))[0][0])
+
     async def tidy(self) -> dict[str, int]:
         return dict((await self._link.fetch("tidy"))[0])
 

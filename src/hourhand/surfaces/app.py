@@ -42,7 +42,9 @@ from hourhand.surfaces.dead_letters import Dead
 from hourhand.surfaces.deployment import Deployment
 from hourhand.surfaces.encryption import Encryption
 from hourhand.surfaces.handle import RunHandle
+from hourhand.surfaces.holds import Holds
 from hourhand.surfaces.jobs import Jobs
+from hourhand.surfaces.limits import RuleBook
 from hourhand.surfaces.portal import Portal
 from hourhand.surfaces.statistics import Statistics
 from hourhand.surfaces.task import Task
@@ -94,6 +96,8 @@ class Hourhand:
         self.runs = Runs(self._database, self.name)
         self.dead = Dead(self._database, self.registry, self.name)
         self.queues = Queues(self._database, self.name)
+        self.limits = RuleBook(self._database, self.name)
+        self.holds = Holds(self._database, lambda: self.settings, self.name)
         self.nodes = Nodes(self._database, self.name)
         self.shards = Shards(self._database, self.name)
         self.statistics = Statistics(self._database, self.name)

@@ -17,9 +17,10 @@ SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at
        NULL, key, tags, payload, options, errors, NULL, NULL, CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
 FROM hourhand.delayed WHERE run_id = $1
 UNION ALL
-SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, NULL, NULL, NULL, expires_at, NULL, key, tags,
-       payload, options, errors, NULL, NULL,
-       CASE WHEN crashes > 0 THEN 'on probation: its worker died'
+SELECT CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, run_id, job_id, task, lane, attempt, scheduled_at, enqueued_at, NULL, NULL, NULL,
+       expires_at, NULL, key, tags, payload, options, errors, NULL, NULL,
+       CASE WHEN stream IS NOT NULL OR hold IS NOT NULL THEN hourhand.kept_back(stream, hold)
+            WHEN crashes > 0 THEN 'on probation: its worker died'
             WHEN task = 'command' THEN 'no worker that serves its queue starts programs: HOURHAND_ALLOW_COMMANDS has to name them'
             ELSE 'no worker that serves its queue knows this task' END
 FROM hourhand.parked WHERE run_id = $1
@@ -83,8 +84,13 @@ SELECT found.*, errors->-1->>'type' AS error FROM (
          FROM hourhand.delayed
          UNION ALL
          SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-                CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END, errors
-         FROM hourhand.parked
+                CASE WHEN hold IS NOT NULL THEN hourhand.kept_back(NULL, hold) WHEN crashes > 0 THEN 'on probation: its worker died'
+                     ELSE 'no worker knows this task' END, errors
+         FROM hourhand.parked WHERE stream IS NULL
+         UNION ALL
+         SELECT 'ready', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
+                hourhand.kept_back(stream, NULL), errors
+         FROM hourhand.parked WHERE stream IS NOT NULL
          UNION ALL
          SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason, errors
          FROM hourhand.dead) AS other
@@ -162,7 +168,10 @@ SELECT max(number) FROM (
      WHERE run_id < $1 AND 'delayed' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
     UNION ALL
     (SELECT run_id FROM hourhand.parked
-     WHERE run_id < $1 AND 'parked' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
+     WHERE run_id < $1 AND stream IS NULL AND 'parked' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
+    UNION ALL
+    (SELECT run_id FROM hourhand.parked
+     WHERE run_id < $1 AND stream IS NOT NULL AND 'ready' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)
     UNION ALL
     (SELECT run_id FROM hourhand.dead
      WHERE run_id < $1 AND 'dead' = ANY ($3::text[]) ORDER BY run_id DESC OFFSET $2 - 1 LIMIT 1)) AS floors;
@@ -310,15 +319,16 @@ UPDATE hourhand.delayed SET due_at = clock_timestamp() WHERE run_id = $1 AND due
 -- name: list_queues
 WITH ready AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.ready GROUP BY 1),
 delayed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.delayed GROUP BY 1),
-parked AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked GROUP BY 1),
+parked AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NULL GROUP BY 1),
+streamed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NOT NULL GROUP BY 1),
 running AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.running GROUP BY 1),
 dead AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.dead GROUP BY 1)
-SELECT q.id, q.name, q.paused_at, coalesce(ready.runs, 0) AS ready, coalesce(delayed.runs, 0) AS delayed,
+SELECT q.id, q.name, q.paused_at, coalesce(ready.runs, 0) + coalesce(streamed.runs, 0) AS ready, coalesce(delayed.runs, 0) AS delayed,
        coalesce(parked.runs, 0) AS parked, coalesce(running.runs, 0) AS running, coalesce(dead.runs, 0) AS dead,
        hourhand.waits(q.id) AS oldest_seconds
 FROM hourhand.queues q
 LEFT JOIN ready ON ready.queue = q.id LEFT JOIN delayed ON delayed.queue = q.id LEFT JOIN parked ON parked.queue = q.id
-LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
+LEFT JOIN streamed ON streamed.queue = q.id LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
 ORDER BY q.name;
 
 -- name: queue_by_name
@@ -350,7 +360,8 @@ ORDER BY n.id DESC LIMIT 200;
 
 -- name: parked_tasks
 SELECT p.task, q.name AS queue, count(*) AS runs, min(p.parked_at) AS since
-FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4 WHERE p.crashes = 0 GROUP BY p.task, q.name ORDER BY p.task, q.name;
+FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4
+WHERE p.crashes = 0 AND p.stream IS NULL AND p.hold IS NULL GROUP BY p.task, q.name ORDER BY p.task, q.name;
 
 -- name: stuck_runs
 -- Runs whose worker lives, but which go on although their timeout is over, or for ten times as long as runs of their task

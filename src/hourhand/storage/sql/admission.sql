@@ -1,4 +1,4 @@
--- Queues with rules: lining up, admitting, holding back.
+-- Queues with rules: lining up, admitting, holding back; and what people order about them.
 
 -- name: line_up
 -- Runs of managed lanes ($1), from place $2 on, at most $3 of each, out of `ready` into their streams, by the rules of version $4,
@@ -108,3 +108,95 @@ DELETE FROM hourhand.gates WHERE id = ANY (ARRAY(
       AND NOT EXISTS (SELECT FROM hourhand.streams s WHERE g.id = ANY (s.gates))
       AND (g.rate IS NULL OR g.tokens + g.rate * extract(epoch FROM clock_timestamp() - g.filled_at) >= g.burst)
     LIMIT $1));
+
+-- name: find_hold
+-- The one that says just this.
+SELECT id FROM hourhand.holds
+WHERE queue IS NOT DISTINCT FROM $1::text AND task IS NOT DISTINCT FROM $2::text AND tag IS NOT DISTINCT FROM $3::text
+  AND path IS NOT DISTINCT FROM $4::text AND value IS NOT DISTINCT FROM $5::text;
+
+-- name: add_hold
+-- No row back: somebody else has just said the same.
+INSERT INTO hourhand.holds (queue, task, tag, path, value, reason, held_by) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING RETURNING id;
+
+-- name: list_holds
+-- One ($1) or all, each with the runs that it holds back.
+SELECT h.id, h.queue, h.task, h.tag, h.path AS field, h.value, h.reason, h.held_at, h.held_by,
+       (SELECT count(*) FROM hourhand.parked p WHERE p.hold = h.id) AS runs
+FROM hourhand.holds h WHERE $1::integer IS NULL OR h.id = $1 ORDER BY h.id;
+
+-- name: remove_hold
+-- Waits for whoever is putting runs aside because of it; whoever comes later finds it gone.
+DELETE FROM hourhand.holds WHERE id = $1 RETURNING id;
+
+-- name: count_held
+SELECT count(*) FROM hourhand.parked WHERE hold = $1;
+
+-- name: hold_streams
+-- Runs that wait in streams and that hold $2 covers, at most $1, out of their line: admitted, they would take the place and the
+-- tokens of others before they are put aside. Encrypted ones are, since what they carry is not to be seen here.
+WITH said AS MATERIALIZED (SELECT * FROM hourhand.holds WHERE id = $2 FOR KEY SHARE),
+covered AS (
+    UPDATE hourhand.parked SET stream = NULL, hold = $2, parked_at = clock_timestamp() WHERE ctid = ANY (ARRAY(
+        SELECT p.ctid FROM said h JOIN hourhand.parked p ON (h.task IS NULL OR p.task = h.task)
+        WHERE p.stream IS NOT NULL AND (h.tag IS NULL OR h.tag = ANY (p.tags))
+          AND (h.queue IS NULL OR p.lane / 4 = (SELECT q.id FROM hourhand.queues q WHERE q.name = h.queue))
+          AND (h.path IS NULL OR p.payload #>> string_to_array(h.path, '.') = h.value)
+        LIMIT $1 FOR UPDATE OF p SKIP LOCKED))
+    RETURNING 1)
+SELECT count(*) FROM covered;
+
+-- name: return_released
+-- Runs of holds that are gone, at most $1, back to their old places; one on probation stays apart.
+WITH RECURSIVE held AS (
+    (SELECT hold FROM hourhand.parked WHERE hold IS NOT NULL ORDER BY hold LIMIT 1)
+    UNION ALL
+    SELECT (SELECT p.hold FROM hourhand.parked p WHERE p.hold > held.hold ORDER BY p.hold LIMIT 1) FROM held WHERE held.hold IS NOT NULL),
+free AS MATERIALIZED (
+    SELECT p.ctid, p.crashes FROM held CROSS JOIN LATERAL (
+        SELECT ctid, crashes FROM hourhand.parked WHERE hold = held.hold ORDER BY run_id LIMIT $1 FOR UPDATE SKIP LOCKED) AS p
+    WHERE held.hold IS NOT NULL AND NOT EXISTS (SELECT FROM hourhand.holds h WHERE h.id = held.hold) LIMIT $1),
+returned AS (
+    DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(SELECT ctid FROM free WHERE crashes = 0)) RETURNING *),
+back AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM returned
+    RETURNING lane, seq),
+apart AS (
+    UPDATE hourhand.parked SET hold = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM free WHERE crashes > 0)) RETURNING task),
+told AS (
+    SELECT count(pg_notify('hourhand', word)) FROM (
+        SELECT format('r:%s:%s', lane, min(seq)) AS word FROM back GROUP BY lane
+        UNION ALL SELECT DISTINCT 'p:' || task FROM apart) AS words)
+SELECT (SELECT count(*) FROM back) + (SELECT count(*) FROM apart) AS runs FROM told;
+
+-- name: lock_rules
+SELECT pg_advisory_xact_lock('hourhand.rules'::regclass::oid::integer, 0);
+
+-- name: find_rule
+SELECT declared, ordered, settings FROM hourhand.rules WHERE scope = $1 AND name = $2;
+
+-- name: list_rules
+-- What is ruled, by whom, how many runs are inside, and how many wait at its gates. Of a limit without a key the slots are those it
+-- has; where all have keys, those of all values that are about.
+WITH inside AS MATERIALIZED (SELECT gate, count(*) AS runs FROM hourhand.slots GROUP BY gate),
+limited AS MATERIALIZED (
+    SELECT g.rule_id, g.key = '' AS whole, sum(g.slots) AS slots, coalesce(sum(i.runs), 0) AS in_use
+    FROM hourhand.gates g LEFT JOIN inside i ON i.gate = g.id WHERE g.slots IS NOT NULL GROUP BY 1, 2),
+waiting AS MATERIALIZED (
+    SELECT g.rule_id, count(*) AS runs FROM hourhand.streams s JOIN hourhand.gates g ON g.id = s.waits_for
+    JOIN hourhand.parked p ON p.stream = s.id WHERE s.waits_for IS NOT NULL AND $1::boolean GROUP BY 1)
+SELECT r.scope, r.name, r.declared, r.ordered, r.settings,
+       coalesce(ruled.slots, l.slots)::bigint AS slots, coalesce(l.in_use, 0)::bigint AS in_use, coalesce(w.runs, 0) AS waiting
+FROM hourhand.rules r
+LEFT JOIN LATERAL (
+    SELECT bool_or(one->>'key' = '') AS whole, max((one->>'slots')::bigint) FILTER (WHERE one->>'key' = '') AS slots
+    FROM jsonb_array_elements(coalesce(nullif(r.settings->'limits', 'null'), '[]')) AS one WHERE one->>'slots' IS NOT NULL) AS ruled ON true
+LEFT JOIN limited l ON l.rule_id = r.id AND l.whole = ruled.whole
+LEFT JOIN waiting w ON w.rule_id = r.id
+WHERE r.declared <> '{}' OR r.ordered <> '{}'
+ORDER BY r.scope, r.name;

@@ -149,19 +149,23 @@ JOIN hourhand.queues q ON q.id = d.queue
 GROUP BY q.name;
 
 -- name: waiting_runs
--- What waits at the head of each queue and since when it is due: ready, or delayed and not promoted, or set apart because no
--- worker knows its task. The place (`seq`) of a ready one tells better since when it is ready: see the caller.
+-- What waits at the head of each queue and since when it is due: ready (also in the streams of a managed queue), or delayed and not
+-- promoted, or set apart because no worker knows its task; what is held back is meant to wait. The place (`seq`) of a ready one tells better since when it is ready: see the caller.
 WITH RECURSIVE apart AS (
-    (SELECT task, lane, seq, parked_at FROM hourhand.parked ORDER BY task, lane, seq LIMIT 1)
+    (SELECT task, lane, seq, parked_at FROM hourhand.parked WHERE stream IS NULL AND hold IS NULL ORDER BY task, lane, seq LIMIT 1)
     UNION ALL
     SELECT next.* FROM apart CROSS JOIN LATERAL (
         SELECT task, lane, seq, parked_at FROM hourhand.parked p
-        WHERE (p.task, p.lane) > (apart.task, apart.lane) ORDER BY task, lane, seq LIMIT 1) AS next)
+        WHERE (p.task, p.lane) > (apart.task, apart.lane) AND p.stream IS NULL AND p.hold IS NULL ORDER BY task, lane, seq LIMIT 1) AS next)
 SELECT q.name AS queue, q.paused_at IS NOT NULL AS paused, head.state, head.task, head.seq, head.since
 FROM hourhand.queues q CROSS JOIN LATERAL (
     SELECT 'ready' AS state, r.task, r.seq, r.since FROM generate_series(0, 3) AS class CROSS JOIN LATERAL (
         SELECT task, seq, greatest(scheduled_at, enqueued_at) AS since FROM hourhand.ready
         WHERE lane = q.id * 4 + class ORDER BY seq LIMIT 1) AS r
+    UNION ALL
+    SELECT 'ready', p.task, p.seq, p.since FROM generate_series(0, 3) AS class CROSS JOIN LATERAL (
+        SELECT task, seq, greatest(scheduled_at, enqueued_at) AS since FROM hourhand.parked
+        WHERE lane = q.id * 4 + class AND stream IS NOT NULL ORDER BY seq LIMIT 1) AS p
     UNION ALL
     SELECT 'parked', task, NULL, parked_at FROM apart WHERE lane / 4 = q.id) AS head
 UNION ALL

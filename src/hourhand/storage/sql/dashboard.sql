@@ -20,12 +20,13 @@ FROM hourhand.shards s LEFT JOIN hourhand.nodes n ON n.id = s.owner ORDER BY s.s
 -- name: parked_names
 -- Tasks that no worker knows, each with a queue in which that is so and since when; the index is skipped through.
 WITH RECURSIVE tasks AS (
-    (SELECT task FROM hourhand.parked ORDER BY task LIMIT 1)
+    (SELECT task FROM hourhand.parked WHERE stream IS NULL AND hold IS NULL ORDER BY task LIMIT 1)
     UNION ALL
-    SELECT (SELECT p.task FROM hourhand.parked p WHERE p.task > tasks.task ORDER BY p.task LIMIT 1) FROM tasks WHERE tasks.task IS NOT NULL)
+    SELECT (SELECT p.task FROM hourhand.parked p WHERE p.task > tasks.task AND p.stream IS NULL AND p.hold IS NULL ORDER BY p.task LIMIT 1)
+    FROM tasks WHERE tasks.task IS NOT NULL)
 SELECT tasks.task, one.queue, one.parked_at FROM tasks CROSS JOIN LATERAL (
     SELECT q.name AS queue, p.parked_at FROM hourhand.parked p JOIN hourhand.queues q ON q.id = p.lane / 4
-    WHERE p.task = tasks.task AND p.crashes = 0 ORDER BY p.lane, p.seq LIMIT 1) AS one
+    WHERE p.task = tasks.task AND p.crashes = 0 AND p.stream IS NULL AND p.hold IS NULL ORDER BY p.lane, p.seq LIMIT 1) AS one
 WHERE tasks.task IS NOT NULL LIMIT 20;
 
 -- name: task_figures

@@ -101,8 +101,8 @@ SELECT * FROM (
     (SELECT 'delayed', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags, 'waits for the run before it to end'
      FROM hourhand.delayed WHERE job_id = $1 AND due_at = 'infinity' ORDER BY run_id DESC LIMIT $2)
     UNION ALL
-    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-            CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
+    (SELECT CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL,
+            key, tags, coalesce(hourhand.kept_back(stream, hold), CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END)
      FROM (SELECT * FROM hourhand.parked ORDER BY run_id DESC LIMIT 5000) AS parked WHERE job_id = $1 LIMIT $2)
 ) AS latest
 ORDER BY scheduled_at DESC, run_id DESC LIMIT $2;

@@ -30,7 +30,7 @@ SELECT 'ready', run_id, job_id, task, lane FROM hourhand.ready WHERE run_id = AN
 UNION ALL
 SELECT 'delayed', run_id, job_id, task, lane FROM hourhand.delayed WHERE run_id = ANY ($1)
 UNION ALL
-SELECT 'parked', run_id, job_id, task, lane FROM hourhand.parked WHERE run_id = ANY ($1)
+SELECT CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, run_id, job_id, task, lane FROM hourhand.parked WHERE run_id = ANY ($1)
 UNION ALL
 SELECT 'running', r.run_id, r.job_id, r.task, r.lane FROM hourhand.nodes n CROSS JOIN unnest($1::bigint[]) AS mine (run_id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.running WHERE worker_id = n.id AND run_id = mine.run_id LIMIT 1) AS r

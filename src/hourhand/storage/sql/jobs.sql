@@ -147,8 +147,8 @@ SELECT * FROM (
             CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END
      FROM hourhand.delayed WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
-    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-            CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END
+    (SELECT CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL,
+            key, tags, coalesce(hourhand.kept_back(stream, hold), CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows this task' END)
      FROM hourhand.parked WHERE job_id = $1 AND ($3::timestamptz IS NULL OR (scheduled_at, run_id) < ($3, $4::bigint)) ORDER BY scheduled_at DESC, run_id DESC LIMIT $2)
     UNION ALL
     (SELECT 'running', run_id, job_id, task, lane, attempt + 1, scheduled_at, NULL, claimed_at, NULL, worker_id, key, tags, NULL
@@ -179,9 +179,12 @@ UNION ALL
 SELECT run_id, scheduled_at, 'running', claimed_at, NULL, worker_id, NULL, NULL, NULL, options->>'by_hand'
 FROM hourhand.running WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
-SELECT run_id, scheduled_at, 'parked', NULL, NULL, NULL,
-       CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows its task' END, NULL, NULL, options->>'by_hand'
-FROM hourhand.parked WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
+SELECT run_id, scheduled_at, CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, NULL, NULL, NULL,
+       coalesce(hourhand.kept_back(stream, hold), CASE WHEN crashes > 0 THEN 'on probation: its worker died' ELSE 'no worker knows its task' END), NULL,
+       CASE WHEN stream IS NOT NULL THEN (
+           SELECT count(*) FROM (SELECT FROM hourhand.parked a WHERE a.stream = p.stream AND (a.due, a.seq) < (p.due, p.seq) LIMIT 1000) AS before_it) END,
+       options->>'by_hand'
+FROM hourhand.parked p WHERE job_id = $1 AND scheduled_at >= $2 AND scheduled_at < $3
 UNION ALL
 SELECT run_id, scheduled_at, 'delayed', NULL, NULL, NULL, CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END,
        nullif(due_at, 'infinity'), NULL, options->>'by_hand'

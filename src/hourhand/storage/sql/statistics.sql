@@ -39,16 +39,17 @@ ON CONFLICT (minute, queue, node) DO UPDATE SET
 -- How full the queues are; the row of this minute is written anew each time.
 WITH ready AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.ready GROUP BY 1),
 delayed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.delayed GROUP BY 1),
-parked AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked GROUP BY 1),
+parked AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NULL GROUP BY 1),
+streamed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NOT NULL GROUP BY 1),
 running AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.running GROUP BY 1),
 dead AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.dead GROUP BY 1)
 INSERT INTO hourhand.samples (minute, queue, taken_at, ready, delayed, parked, running, dead, oldest)
-SELECT date_trunc('minute', clock_timestamp()), q.id, clock_timestamp(), coalesce(ready.runs, 0), coalesce(delayed.runs, 0),
+SELECT date_trunc('minute', clock_timestamp()), q.id, clock_timestamp(), coalesce(ready.runs, 0) + coalesce(streamed.runs, 0), coalesce(delayed.runs, 0),
        coalesce(parked.runs, 0), coalesce(running.runs, 0), coalesce(dead.runs, 0),
        hourhand.waits(q.id)
 FROM hourhand.queues q
 LEFT JOIN ready ON ready.queue = q.id LEFT JOIN delayed ON delayed.queue = q.id LEFT JOIN parked ON parked.queue = q.id
-LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
+LEFT JOIN streamed ON streamed.queue = q.id LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
 ON CONFLICT (minute, queue) DO UPDATE SET
     taken_at = excluded.taken_at, ready = excluded.ready, delayed = excluded.delayed, parked = excluded.parked,
     running = excluded.running, dead = excluded.dead, oldest = excluded.oldest;
@@ -70,7 +71,8 @@ INSERT INTO hourhand.totals (name, value, taken_at)
 SELECT name, value, clock_timestamp() FROM (
     SELECT 'jobs' AS name, (SELECT count(*) FROM hourhand.jobs) AS value
     UNION ALL SELECT 'paused_jobs', (SELECT count(*) FROM hourhand.jobs WHERE paused_at IS NOT NULL)
-    UNION ALL SELECT 'schedules', (SELECT count(*) FROM hourhand.schedules WHERE next_run_at IS NOT NULL)) AS counted
+    UNION ALL SELECT 'schedules', (SELECT count(*) FROM hourhand.schedules WHERE next_run_at IS NOT NULL)
+    UNION ALL SELECT 'held_runs', (SELECT count(*) FROM hourhand.parked WHERE hold IS NOT NULL)) AS counted
 ON CONFLICT (name) DO UPDATE SET value = excluded.value, taken_at = excluded.taken_at;
 
 -- name: statistics_over

@@ -26,6 +26,7 @@ _KINDS: tuple[tuple[type[Exception], int], ...] = (
     (errors.UnknownJob, 404),
     (errors.UnknownRun, 404),
     (errors.UnknownKey, 404),
+    (errors.UnknownHold, 404),
     (errors.UnknownQueue, 404),
     (errors.Forbidden, 403),
     (errors.PreconditionFailed, 412),
