@@ -121,8 +121,8 @@ def make_rule(
 
 def make_order(
     scope: str, settings: Mapping[str, Any], *, concurrency: Limits | UnsetType = UNSET, rate: Rates | UnsetType = UNSET,
-    fair_key: str | None | UnsetType = UNSET, order: str | None | UnsetType = UNSET, max_depth: int | None | UnsetType = UNSET,
-    overflow: str | None | UnsetType = UNSET,
+    fair_key: str | UnsetType | None = UNSET, order: str | UnsetType | None = UNSET, max_depth: int | UnsetType | None = UNSET,
+    overflow: str | UnsetType | None = UNSET,
 ) -> dict[str, Any]:  # fmt: skip
     """The parts of a rule that are ordered, checked, as they are kept: None lifts what is declared. `settings`: what holds now."""
     if scope not in SCOPES:

@@ -132,7 +132,9 @@ class Holds(Verbs):
     def _need(self, queue: str | None) -> None:
         actor = self._actor
         if queue is None or actor.prefixes is not None:
-            actor.need_everything("a hold on all queues" if queue is None else f"queue {queue!r}, which others' jobs use as well,")
+            actor.need_everything(
+                "a hold on all queues" if queue is None else f"queue {queue!r}, which others' jobs use as well,"
+            )
         actor.need(queue, None, f"queue {queue!r}")
 
 

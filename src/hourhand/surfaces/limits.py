@@ -54,8 +54,8 @@ class RuleBook(Verbs):
 
     async def set(
         self, scope: str, name: str, *, concurrency: Limits | UnsetType = UNSET, rate: Rates | UnsetType = UNSET,
-        fair_key: str | None | UnsetType = UNSET, order: str | None | UnsetType = UNSET, max_depth: int | None | UnsetType = UNSET,
-        overflow: str | None | UnsetType = UNSET,
+        fair_key: str | UnsetType | None = UNSET, order: str | UnsetType | None = UNSET, max_depth: int | UnsetType | None = UNSET,
+        overflow: str | UnsetType | None = UNSET,
     ) -> LimitView:  # fmt: skip
         """From now on, whatever the code declares: `app.limits.set("queue", "billing", concurrency=5, rate="100/minute")`.
 
