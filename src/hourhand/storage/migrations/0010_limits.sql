@@ -130,6 +130,8 @@ CREATE TRIGGER free_slots AFTER DELETE ON hourhand.running
 CREATE FUNCTION hourhand.binds(settings jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(jsonb_array_length(nullif(settings->'limits', 'null')) > 0, false)
         OR settings->>'fair_key' IS NOT NULL OR coalesce(settings->>'order' = 'deadline', false)
+
+        OR settings->>'fair_key' IS NOT NULL OR settings->>'order' IS NOT DISTINCT FROM 'deadline'
 $$;
 
 -- What is declared or ordered (whichever is not null) comes into force. True: something has changed.
