@@ -113,6 +113,18 @@ async def test_every_operation_works_as_the_document_prints_it(own: Client, sql:
     assert (await use("pause_queue", name="billing")).ok()["paused_at"]
     assert (await use("resume_queue", name="billing")).ok()["paused_at"] is None
 
+    hold = (await use("add_hold")).ok(201)
+    assert (hold["field"], hold["value"], hold["held_by"]) == ("customer_id", "42", "key:HOURHAND_ADMIN_KEY")
+    assert (await use("add_hold")).ok(201) == hold, "the same again is the same"
+    assert (await use("list_holds")).ok() == [hold]
+    assert (await use("release_hold", hold_id=str(hold["id"]))).ok() == hold
+    assert (await use("release_hold", hold_id=str(hold["id"]))).problem["type"] == "urn:hourhand:unknown-hold"
+    ruled = (await use("set_limit", scope="queue", name="billing")).ok()
+    assert ruled["in_words"] == ["10 at once", "100/minute, bursts of 100", "2 at once for each customer_id"]
+    assert (await use("list_limits")).ok() == [ruled]
+    assert (await use("clear_limit", scope="queue", name="billing")).ok()["rule"] == {}
+    assert (await use("clear_limit", scope="queue", name="billing")).status == 409
+
     key = (await use("create_key")).ok(201)
     assert key["secret"].startswith(f"hh_{key['key_id']}_")
     assert key["key_id"] in {one["key_id"] for one in (await use("list_keys")).ok()}

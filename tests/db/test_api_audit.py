@@ -45,6 +45,7 @@ async def _cases(admin: Client, sql: asyncpg.Connection, schema: str) -> list[Ca
         await bury(sql, schema, one)
     await settle(sql, schema, runs[5])
     key = (await admin.post("keys", {"name": "to be revoked"})).ok(201)
+    hold = (await admin.post("holds", {"task": "held"})).ok(201)["id"]
     batch = _ndjson([{"name": "kept", **HOURLY, "payload": {"n": 2}}, {"name": "many", **HOURLY}])  # one of them as it is
     one_run = {"count": 1, "runs": ANY}
     return [
@@ -71,6 +72,12 @@ async def _cases(admin: Client, sql: asyncpg.Connection, schema: str) -> list[Ca
         Case("purge_dead", "POST", "dead/purge", "dead.purge", {"all": True}, None, {"count": 2, "runs": ANY}),
         Case("pause_queue", "POST", "queues/held/pause", "queue.pause", None, {"paused_at": None}, {"paused_at": ANY}),
         Case("resume_queue", "POST", "queues/held/resume", "queue.resume", None, {"paused_at": ANY}, {"paused_at": None}),
+        Case("add_hold", "POST", "holds", "hold.add", {"tag": "eu", "reason": "x"}, None, {"tag": "eu", "reason": "x", "runs": 0}, 201),
+        Case("release_hold", "DELETE", f"holds/{hold}", "hold.release", None, {"task": "held", "runs": 0}, None),
+        Case("set_limit", "PUT", "limits/queue/held", "limit.set", {"max_depth": 5}, {"scope": "queue", "ordered": {}},
+             {"scope": "queue", "ordered": {"max_depth": 5}}),
+        Case("clear_limit", "DELETE", "limits/queue/held", "limit.clear", None, {"scope": "queue", "ordered": {"max_depth": 5}},
+             {"scope": "queue", "ordered": {}}),
         Case("create_key", "POST", "keys", "key.create", {"name": "fresh", "role": "operator"}, None, ANY, 201, "fresh"),
         Case("revoke_key", "DELETE", f"keys/{key['key_id']}", "key.revoke", None, {"state": "active"}, {"state": "revoked"}, 200, "to be revoked"),
     ]  # fmt: skip
@@ -117,6 +124,8 @@ async def _empty(sql: asyncpg.Connection, served: Served) -> None:
         "loose",
         "counters",
         "spans",
+        "holds",
+        "rules",
     ):
         if await sql.fetchval("SELECT to_regclass($1)", f"{served.schema}.{table}"):
             await sql.execute(f"DELETE FROM {served.schema}.{table}")
@@ -147,6 +156,8 @@ async def test_each_change_leaves_one_entry(admin: Client, served: Served, sql: 
 async def test_what_changes_nothing_leaves_none(admin: Client, served: Served, sql: asyncpg.Connection) -> None:
     (await admin.put("jobs/same", HOURLY)).ok(201)
     (await admin.post("queues/paused/pause")).ok()
+    (await admin.put("limits/queue/paused", {"max_depth": 7})).ok()
+    (await admin.post("holds", {"task": "same"})).ok(201)
     last = (await _entries(sql, served.schema))[-1]["id"]
     for answer, status in (
         (await admin.put("jobs/same", HOURLY), 200), (await admin.patch("jobs/same", {}), 200),
@@ -157,6 +168,9 @@ async def test_what_changes_nothing_leaves_none(admin: Client, served: Served, s
         (await admin.delete("jobs/same", headers={"If-Match": '"99"'}), 412), (await admin.post("runs/r_zzzz/cancel"), 404),
         (await admin.post("dead/replay", {"all": True}), 200), (await admin.post("dead/purge", {"all": True}), 200),
         (await admin.post("queues/nobody/resume"), 404), (await admin.delete("keys/nobody"), 404), (await admin.post("keys", {"name": "\0"}), 422),
+        (await admin.post("holds", {"task": "same", "reason": "again"}), 201), (await admin.delete("holds/99999"), 404),
+        (await admin.put("limits/queue/paused", {"max_depth": 7}), 200), (await admin.delete("limits/task/same"), 409),
+        (await admin.put("limits/queue/paused", {}), 422), (await admin.post("holds", {"queue": "default"}), 422),
         (await admin.post("session"), 201), (await admin.post("queues/paused/pause"), 200), (await admin.post("queues/default/resume"), 200),
     ):  # fmt: skip
         assert answer.status == status, answer.body

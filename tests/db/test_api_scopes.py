@@ -157,6 +157,11 @@ async def test_nothing_is_made_or_moved_outside(world: World, served: Served, sq
         ("POST", "runs", {"task": "t"}),
         ("POST", "queues/theirs/pause", None),
         ("POST", "queues/theirs/resume", None),
+        ("POST", "holds", {"task": "t"}),
+        ("POST", "holds", {"task": "t", "queue": "theirs"}),
+        ("PUT", "limits/queue/theirs", {"max_depth": 5}),
+        ("PUT", "limits/task/t", {"concurrency": 5}),
+        ("DELETE", "limits/task/t", None),
         ("POST", "queues/new/pause", None),
     ]
     chains: list[Any] = [

@@ -33,12 +33,12 @@ HOURLY = {"schedule": "0 * * * *"}
 FOR_VIEWERS = {
     "readyz", "metrics", "list_jobs", "show_job", "job_runs", "next_firings", "why", "prove_job", "list_runs", "show_run", "run_logs",
     "list_dead", "count_dead", "show_dead", "list_queues", "list_nodes", "list_shards", "preview_schedule", "list_audit", "whoami",
-    "statistics", "queue_figures", "totals",
+    "statistics", "queue_figures", "totals", "list_limits", "list_holds",
     "events", "open_session", "close_session", "backfill_progress", "list_alerts", "alert_rules",
 }  # fmt: skip
 FOR_OPERATORS = {
     "pause_job", "resume_job", "trigger_job", "backfill_job", "cancel_backfill", "enqueue", "enqueue_batch", "cancel_run", "retry_run",
-    "replay_dead", "pause_queue", "resume_queue",
+    "replay_dead", "pause_queue", "resume_queue", "set_limit", "clear_limit", "add_hold", "release_hold",
 }  # fmt: skip
 FOR_ADMINS = {
     "add_job", "add_jobs", "update_job", "put_job", "delete_job", "edit_dead", "purge_one", "purge_dead", "list_keys", "create_key",

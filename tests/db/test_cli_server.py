@@ -129,6 +129,8 @@ async def stock(
     await cemetery.node()
     await cemetery.node("vm:2", died=True)
     await near.queues.pause("held")
+    await near.limits.set("queue", "billing", concurrency=5)
+    await near.holds.add(task="nobodys", reason="until monday")
     await near.keys.create("somebody", queues=["billing"])
     file = tmp_path_factory.mktemp("files") / "jobs.yaml"
     file.write_text(FILE)
@@ -159,7 +161,7 @@ LOOKS = [
     "jobs show weekly --count 1200", "jobs show {id}", "jobs runs weekly", "jobs backfill often --since 2h --dry-run --cap 99",
     "runs list", "runs list --state ready --state succeeded --since 2h --limit 2", "runs list --task mail --key k1", "runs show {run}",
     "runs show {ended}", "logs {run}", "logs {run} --follow", "logs {run} --since-attempt 2", "dead list",
-    "dead list --queue post --tag eu --error ValueError --since 2h --before 1s", "dead show {dead}", "queues list", "nodes list",
+    "dead list --queue post --tag eu --error ValueError --since 2h --before 1s", "dead show {dead}", "queues list", "limits list", "holds list", "nodes list",
     "nodes list --gone", "shards list", "alerts list --all", "alerts rules", "keys list", "keys list --revoked", "audit --limit 9", "audit weekly --action job --since 2h",
     f"why often --since {SINCE} --until {UNTIL}", f"why often --since {SINCE} --until {UNTIL} --outcome paused", "top --once",
     "plan {file}", "drift {file}", "export --unowned", "import crontab {crontab}",
@@ -190,7 +192,10 @@ async def test_whoever_looks_sees_the_same(line: str, far: Command, here: Comman
         "jobs backfill weekly --since 2h --order random", "jobs backfill often --since 30d --cap 5 --dry-run",
         "runs show r_zzzz", "runs show nonsense", "runs cancel {ended}", "runs list --state bogus", "runs retry r_zzzz",
         "dead show {run}", "dead replay r_zzzz", "dead purge", "dead edit {run} --payload {{}}", "dead edit {dead} --payload [",
-        "queues resume nowhere", "alerts test nobody", "keys create x --role king", "keys revoke nobody", "logs r_zzzz", "why nobody",
+        "queues resume nowhere", "holds release 9999", "holds release nonsense", "holds add", "holds add --field x", "holds add --field password=1",
+        "holds add --task t --queue nowhere", "limits set queue billing", "limits set table x --concurrency 1", "limits set queue x --concurrency many",
+        "limits set queue x --rate fast", "limits set task x --max-depth 3", "limits set queue x --overflow reject", "limits set queue x --burst 3",
+        "limits clear queue nobody", "limits set queue bad/name --concurrency 1", "alerts test nobody", "keys create x --role king", "keys revoke nobody", "logs r_zzzz", "why nobody",
         "why often --at 2026-01-01T00:00:07Z", "audit --since nonsense", "plan /nowhere.yaml", "export --owner nobody",
     ],
 )  # fmt: skip
@@ -311,6 +316,28 @@ async def test_queues_and_keys_are_acted_upon(far: Command, near: Hourhand) -> N
         return done.code == 1 and "unknown, expired or revoked" in done.err
 
     await until(refused_by_now, "the key to be forgotten")
+
+
+async def test_runs_are_held_and_rules_are_ordered(far: Command, near: Hourhand) -> None:
+    made = await far("holds", "add", "--field", "customer=a=b", "--tag", "eu", "--reason", "[slow]")
+    (hold,) = [one for one in await near.holds.list() if one.tag == "eu"]
+    assert (
+        made.out == f"hold {hold.id}: runs with tag eu, customer = a=b are not started until: hourhand holds release {hold.id}\n"
+    )
+    assert "[slow]" in (await far("holds", "list")).out
+    done = await far("holds", "release", str(hold.id), "99999", "--json")
+    assert (done.code, done.json[0]) == (3, {"id": hold.id, "runs": 0})
+    ruled = await far(
+        "limits", "set", "queue", "fresh", "--concurrency", "5", "--concurrency", "2:customer", "--rate", "100/minute:customer", "--burst", "9",
+        "--fair-key", "customer", "--order", "deadline", "--max-depth", "7", "--overflow", "drop_oldest",
+    )  # fmt: skip
+    assert ruled.out == (
+        "queue fresh: 5 at once; 2 at once for each customer; 100/minute for each customer, bursts of 9; in turns by customer; "
+        "earliest deadline first; at most 7 wait, then the oldest are dropped\n"
+    )
+    lifted = ("--concurrency", "none", "--fair-key", "none", "--order", "arrival", "--max-depth", "none", "--overflow", "none")
+    assert (await far("limits", "set", "queue", "fresh", *lifted)).out == "queue fresh: nothing is ruled\n"
+    assert (await far("limits", "clear", "queue", "fresh", "--json")).json["rule"] == {}
 
 
 async def test_files_are_applied(far: Command, near: Hourhand, tmp_path: Path) -> None:

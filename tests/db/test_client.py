@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from hourhand import Context, Hourhand, Retry, Step
+from hourhand import Context, Hourhand, Limit, Rate, Retry, Step
 from hourhand.client import (
     AsyncClient,
     Client,
@@ -24,6 +24,7 @@ from hourhand.client import (
     RunFailed,
     RunNotFinished,
     Unauthorized,
+    UnknownHold,
     UnknownJob,
     UnknownKey,
     UnknownQueue,
@@ -354,6 +355,41 @@ async def test_queues_nodes_and_shards(client: AsyncClient, near: Hourhand, ceme
             await client.queues.resume(name)
 
 
+async def test_holds_and_limits(client: AsyncClient, near: Hourhand) -> None:
+    hold = await client.holds.add(field="order.customer", value=42, reason="slow")
+    assert (hold.value, hold.held_by) == ("42", "key:HOURHAND_ADMIN_KEY")
+    assert await client.holds.list() == await near.holds.list() == [hold]
+    assert await client.holds.release(hold.id) == hold
+    for number in (hold.id, "../jobs", 0):
+        with pytest.raises(UnknownHold):
+            await client.holds.release(number)  # type: ignore[arg-type]
+    for wrong in ({"task": "t", "value": 1}, {"field": "password", "value": "x"}):
+        with pytest.raises(InvalidOption):
+            await client.holds.add(**wrong)  # type: ignore[arg-type]
+    rules: dict[str, Any] = {
+        "concurrency": iter([Limit(10), Limit(2, key="customer")]), "rate": Rate("100/minute", burst=5), "order": "deadline", "max_depth": 50,
+    }  # fmt: skip
+    ruled = await client.limits.set("queue", "ruled", **rules)
+    assert ruled.in_words == (
+        "10 at once", "100/minute, bursts of 5", "2 at once for each customer", "earliest deadline first",
+        "at most 50 wait, then more are refused",
+    )  # fmt: skip
+    assert await client.limits.list() == await near.limits.list() == [ruled]
+    lifted = await client.limits.set("queue", "ruled", concurrency=None, order=None, overflow="drop_oldest")
+    assert lifted.in_words == ("at most 50 wait, then the oldest are dropped",)
+    assert (await client.limits.clear("queue", "ruled")).rule == {}
+    for scope, name, wrong in (
+        ("queue", "ruled", {}), ("table", "ruled", {"concurrency": 1}), ("queue", "ruled", {"concurrency": 0}),
+        ("queue", "ruled", {"rate": "fast"}), ("task", "ruled", {"max_depth": 5}), ("queue", "ruled", {"overflow": "reject"}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidOption):
+            await client.limits.set(scope, name, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption):
+            await near.limits.set(scope, name, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(NotPossible):
+        await client.limits.clear("queue", "ruled")
+
+
 async def test_statistics(client: AsyncClient, near: Hourhand) -> None:
     await near.enqueue("count", {}, queue="counted")
     near_by = await near.statistics.over("1h", queue="counted")
@@ -449,6 +485,11 @@ def test_the_blocking_client_does_the_same(blocking: Client) -> None:
     assert blocking.runs.logs(handle.id) == []
     assert blocking.dead.count() == len(blocking.dead.list())
     assert blocking.queues.exists("default")
+    assert blocking.holds.release(blocking.holds.add(task="waited-for").id).task == "waited-for"
+    assert blocking.holds.list() == []
+    assert blocking.limits.set("task", "waited-for", concurrency=3).slots == 3
+    assert [one.name for one in blocking.limits.list()] == ["waited-for"]
+    assert blocking.limits.clear("task", "waited-for").slots is None
     assert blocking.preview("0 9 * * 1").firings
     assert blocking.whoami().role == "admin"
     assert blocking.health() == {"status": "ok"}

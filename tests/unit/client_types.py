@@ -8,10 +8,13 @@ from typing import Any, assert_type
 
 from hourhand.client import Actor, AsyncClient, BlockingHandle, Client, Preview, RunHandle
 from hourhand.core.account import Line
+from hourhand.core.limits import Limit
 from hourhand.surfaces.access import CreatedKey, KeyView
 from hourhand.surfaces.alerts import AlertView, ChannelTrial, RuleView
 from hourhand.surfaces.auditing import Change
 from hourhand.surfaces.dead_letters import Replayed
+from hourhand.surfaces.holds import HoldView
+from hourhand.surfaces.limits import LimitView
 from hourhand.surfaces.past import Backfill
 from hourhand.surfaces.statistics import QueueFigures, Trend
 from hourhand.surfaces.views import (
@@ -72,6 +75,12 @@ def waited_for(client: Client, now: datetime) -> None:
     assert_type(client.queues.exists("post"), bool)
     assert_type(client.queues.pause("post"), datetime)
     assert_type(client.queues.resume("post"), None)
+    assert_type(client.limits.list(), list[LimitView])
+    assert_type(client.limits.set("queue", "post", concurrency=[Limit(5)], rate="5/s", order=None), LimitView)
+    assert_type(client.limits.clear("task", "mail"), LimitView)
+    assert_type(client.holds.add(field="customer", value=42, reason="slow"), HoldView)
+    assert_type(client.holds.list(), list[HoldView])
+    assert_type(client.holds.release(3), HoldView)
     assert_type(client.nodes.list(gone=True), list[NodeView])
     assert_type(client.shards.list(), list[ShardView])
     assert_type(client.statistics.over("24h", queue="default"), Trend)

@@ -10,6 +10,7 @@ import pytest
 
 from hourhand.surfaces.alerts import AlertView
 from hourhand.surfaces.dashboard.attention import Facts, remarks
+from hourhand.surfaces.holds import HoldView
 from hourhand.surfaces.statistics import Moment, QueueFigures, Trend
 
 NOW = datetime(2026, 11, 15, 3, tzinfo=UTC)
@@ -20,7 +21,7 @@ def node(number: int, kind: str = "worker", state: str = "alive", **more: Any) -
     return {"id": number, "kind": kind, "name": f"web{number}", "state": state, "skew": 0.0, "info": {"queues": None}, **more}
 
 
-WELL = Facts([QUEUE], Trend("1h", 60, [Moment(NOW)]), [node(1), node(2, "scheduler")], 0, 5, [], [])
+WELL = Facts([QUEUE], Trend("1h", 60, [Moment(NOW)]), [node(1), node(2, "scheduler")], 0, 5, [], [], NOW)
 
 
 def texts(**changes: Any) -> list[str]:
@@ -77,6 +78,13 @@ def test_a_queue_that_is_paused_is_not_called_slow() -> None:
 )  # fmt: skip
 def test_each_trouble_in_words(changes: dict[str, Any], words: str) -> None:
     assert texts(**changes) == [words]
+
+
+def test_a_hold_that_is_forgotten_is_told_of() -> None:
+    fresh = HoldView(3, None, "mail", None, "customer", "42", "slow", NOW - timedelta(hours=23), "ops", 1)
+    assert texts(holds=[fresh])[0].startswith("Everything is on time")
+    old = replace(fresh, held_at=NOW - timedelta(hours=25))
+    assert texts(holds=[old]) == ["Hold 3 on task mail, customer = 42 (slow) is older than a day, and keeps 1 run back."]
 
 
 def test_who_may_not_see_the_processes_is_told_of_queues_only() -> None:

@@ -32,6 +32,7 @@ async def exposition(database: Database) -> bytes:
     stuck = await database.fetch("stuck_runs", _MOST_RUNS)
     lost = await database.fetch("lost_runs", _DAY, _MOST_RUNS)
     probation = await database.fetchval("runs_on_probation")
+    rules = await database.fetch("list_rules", False)
     plain = [
         build_info(),
         *_queues([dict(row) for row in queues], {row["queue"]: row for row in rates}),
@@ -42,6 +43,8 @@ async def exposition(database: Database) -> bytes:
         gauge("hourhand_missed_firings_last_hour", "Firings that came later than their job's misfire_grace", firing["missed"]),
         _by_task("hourhand_stuck_runs", "Runs that go on far beyond their timeout, or beyond what is usual", stuck),
         _by_task("hourhand_lost_runs", "At-most-once runs that were cut off after they had begun, within a day", lost),
+        *_limits(rules),
+        gauge("hourhand_held_runs", "Runs that are held back, as they were counted last", totals.get("held_runs", 0)),
         gauge("hourhand_probation_runs", "Runs whose worker died, waiting or running apart", probation),
         *round_trips([database]),
     ]
@@ -88,6 +91,23 @@ def bounded_queues(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         rest["oldest_seconds"] = max(rest["oldest_seconds"] or 0.0, row["oldest_seconds"] or 0.0)
         rest["paused"] = max(rest["paused"], row["paused"])
     return together
+
+
+def _limits(rows: Sequence[asyncpg.Record]) -> Iterator[Metric]:
+    """Of a rule whose limits all have keys, the sum over the values that are about; of the first rules by their names."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for place, row in enumerate(row for row in rows if row["slots"] is not None):
+        together = counts.setdefault((row["scope"], row["name"]) if place < MOST else (OTHER, OTHER), [0, 0])
+        together[0] += row["slots"]
+        together[1] += row["in_use"]
+    labels = ["scope", "name"]
+    for index, (name, meaning) in enumerate(
+        (
+            ("hourhand_limit_slots", "How many runs a limit on a queue or a task lets go on at once"),
+            ("hourhand_limit_slots_in_use", "How many of these are taken"),
+        )
+    ):
+        yield labelled(GaugeMetricFamily(name, meaning, labels=labels), ((names, both[index]) for names, both in counts.items()))
 
 
 def _totals(totals: Mapping[str, int]) -> Iterator[Metric]:

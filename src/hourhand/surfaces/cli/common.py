@@ -28,6 +28,7 @@ from hourhand.core.errors import (
     InvalidSchedule,
     JobConflict,
     NotPossible,
+    UnknownHold,
     UnknownJob,
     UnknownRun,
 )
@@ -144,7 +145,7 @@ def tell(error: HourhandError | asyncpg.PostgresError) -> Exit:
 
 
 def _code(error: HourhandError | asyncpg.PostgresError) -> Exit:
-    if isinstance(error, (UnknownRun, UnknownJob)):
+    if isinstance(error, (UnknownRun, UnknownJob, UnknownHold)):
         return Exit.NOT_FOUND
     if isinstance(error, (NotPossible, JobConflict)):
         return Exit.NOT_POSSIBLE

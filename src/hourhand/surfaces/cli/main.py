@@ -22,6 +22,8 @@ COMMANDS = {
     "logs": Source("logs:logs", LOOK),
     "dead": Source("dead:commands", LOOK),
     "queues": Source("queues:commands", LOOK),
+    "limits": Source("limits:commands", LOOK),
+    "holds": Source("holds:commands", LOOK),
     "nodes": Source("nodes:commands", LOOK),
     "shards": Source("shards:commands", LOOK),
     "forecast": Source("forecast:forecast", LOOK),

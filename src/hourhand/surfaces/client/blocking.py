@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from hourhand.surfaces.client import alerts, fleet, jobs, runs
+from hourhand.surfaces.client import alerts, fleet, jobs, rules, runs
 from hourhand.surfaces.client.remote import AsyncClient
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.portal import Portal
@@ -136,6 +136,18 @@ class Queues(Blocking[fleet.Queues]):
     resume = blocking(fleet.Queues.resume)
 
 
+class RuleBook(Blocking[rules.RuleBook]):
+    list = blocking(rules.RuleBook.list)
+    set = blocking(rules.RuleBook.set)
+    clear = blocking(rules.RuleBook.clear)
+
+
+class Holds(Blocking[rules.Holds]):
+    list = blocking(rules.Holds.list)
+    add = blocking(rules.Holds.add)
+    release = blocking(rules.Holds.release)
+
+
 class Nodes(Blocking[fleet.Nodes]):
     list = blocking(fleet.Nodes.list)
 
@@ -202,6 +214,8 @@ class Client(Blocking[AsyncClient]):
         self.runs = Runs(remote.runs, waiter)
         self.dead = Dead(remote.dead, waiter)
         self.queues = Queues(remote.queues, waiter)
+        self.limits = RuleBook(remote.limits, waiter)
+        self.holds = Holds(remote.holds, waiter)
         self.nodes = Nodes(remote.nodes, waiter)
         self.shards = Shards(remote.shards, waiter)
         self.statistics = Statistics(remote.statistics, waiter)

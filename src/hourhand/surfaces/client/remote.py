@@ -27,6 +27,7 @@ from hourhand.surfaces.client.asking import Asking, decoded
 from hourhand.surfaces.client.batches import send_batches
 from hourhand.surfaces.client.fleet import AuditLog, Keys, Nodes, Queues, Shards, Statistics
 from hourhand.surfaces.client.jobs import Jobs
+from hourhand.surfaces.client.rules import Holds, RuleBook
 from hourhand.surfaces.client.runs import Dead, Runs
 from hourhand.surfaces.client.transport import Call, Options, Transport
 from hourhand.surfaces.handle import RunHandle
@@ -65,6 +66,8 @@ class AsyncClient(Asking):
         self.runs = Runs(self._transport)
         self.dead = Dead(self._transport)
         self.queues = Queues(self._transport)
+        self.limits = RuleBook(self._transport)
+        self.holds = Holds(self._transport)
         self.nodes = Nodes(self._transport)
         self.shards = Shards(self._transport)
         self.statistics = Statistics(self._transport)

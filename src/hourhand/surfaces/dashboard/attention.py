@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -13,10 +13,12 @@ from hourhand.core import ids
 from hourhand.surfaces.alerts import AlertView
 from hourhand.surfaces.dashboard.pages import link
 from hourhand.surfaces.dashboard.words import number, plural, seconds_in_words
+from hourhand.surfaces.holds import HoldView
 from hourhand.surfaces.statistics import QueueFigures, Trend
 
 LONG_WAIT = 60.0
 """Seconds after which a run that waits is worth a word."""
+LONG_HOLD = timedelta(days=1)
 SKEW = 1.0
 Row = Mapping[str, Any]
 
@@ -41,12 +43,14 @@ class Facts:
     jobs: int | None
     parked: Sequence[Row]
     stuck: Sequence[Row]
+    now: datetime
+    holds: Sequence[HoldView] = ()
     incidents: Sequence[AlertView] = ()
 
 
 def remarks(facts: Facts) -> list[Remark]:
     """The worst first; one good word when there is nothing."""
-    own = [*_fleet(facts), *_queues(facts), *_firing(facts), *_runs(facts)]
+    own = [*_fleet(facts), *_queues(facts), *_holds(facts), *_firing(facts), *_runs(facts)]
     said = {one.about for one in own}
     alerts = [
         Remark("bad" if one.severity == "critical" else "warn", f"{one.message} (since {_clock(one.since)})", "/alerts")
@@ -100,6 +104,14 @@ def _queues(facts: Facts) -> Iterator[Remark]:
             words = f"Queue {one.name}: the oldest run waits {seconds_in_words(waits)}, {number(one.ready)} in line{gone}."
             tone = "bad" if waits > 10 * LONG_WAIT else "warn"
             yield Remark(tone, words, link("/runs", state="ready", queue=one.name), ("queue_age", one.name))
+
+
+def _holds(facts: Facts) -> Iterator[Remark]:
+    for one in facts.holds:
+        if facts.now - one.held_at > LONG_HOLD:
+            why = f" ({one.reason})" if one.reason else ""
+            words = f"Hold {one.id} on {one.in_words}{why} is older than a day, and keeps {plural(one.runs, 'run')} back."
+            yield Remark("warn", words, "/queues#holds")
 
 
 def _gone(nodes: Sequence[Row] | None, queue: str) -> str:

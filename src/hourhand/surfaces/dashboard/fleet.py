@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from hourhand.core.actor import ACTOR
 from hourhand.core.errors import UnknownQueue
 from hourhand.surfaces.dashboard.charts import Chart, Series
 from hourhand.surfaces.dashboard.pages import PageRoute, back, form_of, link, page
+from hourhand.surfaces.dashboard.words import plural
 from hourhand.surfaces.rest.route import app_of
 from hourhand.surfaces.statistics import PERIODS, Trend
 
@@ -29,7 +30,10 @@ async def queues(request: Request, period: Annotated[str, Query(max_length=10)] 
     figures = await app.statistics.queues()
     busiest = sorted(figures, key=lambda one: (-one.ended_per_second, -one.ready, one.name))[:_MOST_CHARTS]
     charts = queue_charts(await app.statistics.by_queue(period, [one.name for one in busiest]))
-    return page(request, "queues.html", queues=figures, charts=charts, period=period, periods=list(PERIODS))
+    return page(
+        request, "queues.html", queues=figures, charts=charts, period=period, periods=list(PERIODS), rules=await app.limits.list(),
+        holds=await app.holds.list(),
+    )  # fmt: skip
 
 
 def queue_charts(trends: dict[str, Trend]) -> list[Chart]:
@@ -56,6 +60,25 @@ async def pause_queue(request: Request, name: str) -> Response:
 async def resume_queue(request: Request, name: str) -> Response:
     await app_of(request).queues.resume(name)
     return back((await form_of(request)).get("back", "/queues"), f"Queue {name} goes on.")
+
+
+@router.post("/holds")
+async def add_hold(request: Request) -> Response:
+    form = await form_of(request)
+    field, value = form.text("field"), form.text("value")
+    hold = await app_of(request).holds.add(
+        queue=form.text("queue"), task=form.text("task"), tag=form.text("tag"), field=field, value=value, reason=form.text("reason")
+    )  # fmt: skip
+    return back(form.get("back", "/queues"), f"Hold {hold.id}: no more runs with {hold.in_words} are started.")
+
+
+@router.post("/holds/{hold_id}/release")
+async def release_hold(request: Request, hold_id: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> Response:
+    hold = await app_of(request).holds.release(hold_id)
+    return back(
+        (await form_of(request)).get("back", "/queues"),
+        f"Hold {hold.id} is released: {plural(hold.runs, 'run goes', 'runs go')} on.",
+    )
 
 
 @router.get("/nodes")

@@ -44,6 +44,8 @@ async def gather_facts(app: Hourhand, hour: Trend) -> Facts:
         parked=[dict(row) for row in await database.fetch("parked_names")] if everything else [],
         incidents=await app.alerts.list(limit=20) if everything else (),
         stuck=[dict(row) for row in await database.fetch("stuck_runs", 3)] if everything else [],
+        now=await database.fetchval("present"),
+        holds=await app.holds.list(),
     )
 
 

@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 
 from hourhand import __version__
 from hourhand.core.actor import Actor
-from hourhand.core.errors import DatabaseUnavailable, Forbidden, HourhandError, UnknownJob, UnknownQueue, UnknownRun
+from hourhand.core.errors import DatabaseUnavailable, Forbidden, HourhandError, UnknownHold, UnknownJob, UnknownQueue, UnknownRun
 from hourhand.surfaces.dashboard import words
 from hourhand.surfaces.rest.keyring import Session
 from hourhand.surfaces.rest.problems import Refused
@@ -36,7 +36,7 @@ POLICY = (
 _SAID = "hourhand_said"
 _LONGEST = 1_000
 _STATUS: tuple[tuple[type[HourhandError], int], ...] = (
-    (UnknownJob, 404), (UnknownRun, 404), (UnknownQueue, 404), (Forbidden, 403), (DatabaseUnavailable, 503),
+    (UnknownHold, 404), (UnknownJob, 404), (UnknownRun, 404), (UnknownQueue, 404), (Forbidden, 403), (DatabaseUnavailable, 503),
 )  # fmt: skip
 
 

@@ -116,14 +116,17 @@ def words_for_waiting(one: RunView, facts: Circumstances) -> list[str]:
         else:
             said.append("It is not due yet.")
     elif one.state == "parked":
-        said.append(f"It is set apart: {one.reason}." if one.reason else "It is set apart.")
+        held = (one.reason or "").startswith("held back")
+        said.append(f"It is {'' if held else 'set apart: '}{one.reason}." if one.reason else "It is set apart.")
+    elif one.reason:
+        said.append(f"It {one.reason}.")
     if facts.paused_at is not None:
         said.append(f"Queue {one.queue} is paused: nothing is started from it until it is resumed.")
     if not facts.workers:
         said.append(f"No live worker serves queue {one.queue}.")
     elif not facts.knowing and one.state != "parked":
         said.append(f"No live worker that serves queue {one.queue} has the code of task {one.task}.")
-    if one.state == "ready" and facts.oldest_seconds is not None and facts.oldest_seconds > 1:
+    if one.state == "ready" and one.reason is None and facts.oldest_seconds is not None and facts.oldest_seconds > 1:
         span = seconds_in_words(facts.oldest_seconds)
         said.append(f"The first run of its queue has been due for {span}: others are before it.")
     return said or ["It is about to start."]

@@ -13,6 +13,7 @@ from hourhand.surfaces.run_insight import StepDone
 from hourhand.surfaces.views import RunView
 
 _MOMENT = timedelta(milliseconds=50)
+_HELD = "held back "
 _ORDERED = {
     "run.cancel": "Cancelled", "run.retry": "Run again", "dead.edit": "Payload changed", "dead.replay": "Sent back to its queue",
     "dead.purge": "Purged from the dead letters",
@@ -120,5 +121,9 @@ def _ending(run: RunView, nodes: Mapping[int, str]) -> list[Event]:
         again = f"Attempt {run.attempt + 1} is due" if run.attempt else "Due"
         return [*events, Event(run.due_at, "quiet", again if run.due_at else "Waits for the run before it", ahead=True)]
     if run.state == "parked":
-        return [*events, Event(None, "warn", "Set apart", run.reason or "", ahead=True)]
+        reason = run.reason or ""
+        title, detail = ("Held back", reason.removeprefix(_HELD)) if reason.startswith(_HELD) else ("Set apart", reason)
+        return [*events, Event(None, "warn", title, detail, ahead=True)]
+    if run.reason is not None:
+        return [*events, Event(None, "quiet", run.reason[0].upper() + run.reason[1:], f"in queue {run.queue}", ahead=True)]
     return [*events, Event(None, "quiet", "Waits for a worker", f"in queue {run.queue}", ahead=True)]

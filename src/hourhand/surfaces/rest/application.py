@@ -17,7 +17,7 @@ from hourhand.surfaces import dashboard
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.forecasting import Almanac
 from hourhand.surfaces.metrics import CONTENT_TYPE, exposition
-from hourhand.surfaces.rest import access, alerts, dead, events, fleet, jobs, models, problems, runs, statistics
+from hourhand.surfaces.rest import access, alerts, dead, events, fleet, jobs, models, problems, rules, runs, statistics
 from hourhand.surfaces.rest.answers import answer
 from hourhand.surfaces.rest.gate import COOKIE, STATIC, Gate, key_of
 from hourhand.surfaces.rest.keyring import Keyring
@@ -104,6 +104,7 @@ def make_api(
         runs.router,
         dead.router,
         fleet.router,
+        rules.router,
         statistics.router,
         alerts.router,
         access.router,

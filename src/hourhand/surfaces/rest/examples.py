@@ -45,6 +45,17 @@ _NODE: dict[str, Any] = {
     "info": {"queues": None, "concurrency": 50, "tasks": ["send-weekly-report"]}, "stopped_at": None, "died_at": None,
 }  # fmt: skip
 
+_RULING: dict[str, Any] = {
+    "scope": "queue", "name": "billing", "in_words": ["10 at once", "100/minute, bursts of 100", "2 at once for each customer_id"],
+    "declared": ["20 at once"], "declared_by": "shop.jobs", "ordered": ["10 at once", "100/minute, bursts of 100", "2 at once for each customer_id"],
+    "rule": {"limits": [{"key": "", "slots": 10, "rate": 1.6666666666666667, "burst": 100.0, "text": "100/minute"}, {"key": "customer_id", "slots": 2}]},
+    "slots": 10, "in_use": 10, "waiting": 214,
+}  # fmt: skip
+_HOLD: dict[str, Any] = {
+    "id": 3, "queue": None, "task": None, "tag": None, "field": "customer_id", "value": "42", "reason": "their server is down",
+    "held_at": "2027-03-01T14:00:00Z", "held_by": "key:ops", "runs": 17,
+}  # fmt: skip
+
 REQUESTS: dict[str, Any] = {
     "add_job": _JOB_SENT,
     "add_jobs": [_JOB_SENT, {"name": "send-daily-report", "task": "send-weekly-report", "schedule": "0 9 * * *"}],
@@ -61,6 +72,8 @@ REQUESTS: dict[str, Any] = {
     "edit_dead": {"payload": {"invoice_id": 8}},
     "replay_dead": {"task": "send-invoice", "error": "ConnectionError"},
     "purge_dead": {"before": "2027-01-01T00:00:00Z"},
+    "set_limit": {"concurrency": [{"slots": 10}, {"slots": 2, "key": "customer_id"}], "rate": "100/minute"},
+    "add_hold": {"field": "customer_id", "value": 42, "reason": "their server is down"},
     "create_key": {"name": "reporting", "role": "operator", "queues": ["billing"], "expires_at": "2099-03-01T00:00:00Z"},
 }
 
@@ -123,6 +136,12 @@ ANSWERS: dict[str, Any] = {
     "totals": {"jobs": 1204, "paused_jobs": 3, "schedules": 310},
     "pause_queue": {"name": "billing", "paused_at": "2027-03-01T14:00:00Z"},
     "resume_queue": {"name": "billing", "paused_at": None},
+    "list_limits": [_RULING],
+    "set_limit": _RULING,
+    "clear_limit": {**_RULING, "in_words": ["20 at once"], "ordered": [], "rule": {"limits": [{"key": "", "slots": 20}]}, "slots": 20},
+    "list_holds": [_HOLD],
+    "add_hold": {**_HOLD, "runs": 0},
+    "release_hold": _HOLD,
     "list_nodes": [_NODE],
     "list_shards": [
         {"shard": 17, "node": 3, "node_name": "web-1:4700", "epoch": 5, "taken_at": "2027-03-01T08:00:01Z", "schedules": 40,

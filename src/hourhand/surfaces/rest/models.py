@@ -427,6 +427,69 @@ class QueueState(BaseModel):
     paused_at: datetime | None
 
 
+class SlotLimit(Given):
+    slots: Annotated[int, Field(ge=1, le=100_000)]
+    key: Path | None = Field(None, description="An argument: so many for each of its values.")
+
+
+class RateLimit(Given):
+    rate: Annotated[str, Field(min_length=1, max_length=50, description="`100/minute`, `5/s`, `10/30s`.")]
+    burst: Annotated[int, Field(ge=1, le=10**9)] | None = Field(None, description="How many may start at once after a pause.")
+    key: Path | None = None
+
+
+class RulingToSet(Given):
+    """What is not given stays as it is; null lifts it."""
+
+    concurrency: (
+        Annotated[int, Field(ge=1, le=100_000)] | Annotated[list[SlotLimit], Field(min_length=1, max_length=20)] | None
+    ) = None
+    rate: (
+        Annotated[str, Field(min_length=1, max_length=50)] | Annotated[list[RateLimit], Field(min_length=1, max_length=20)] | None
+    ) = None
+    fair_key: Path | None = None
+    order: Literal["arrival", "deadline"] | None = Field(None, description="Of a queue, as what is below.")
+    max_depth: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    overflow: Literal["reject", "drop_oldest"] | None = None
+
+
+class Ruling(BaseModel):
+    scope: Literal["queue", "task"]
+    name: str
+    in_words: list[str] = Field(description="What holds.")
+    declared: list[str] = Field(description="What the code says.")
+    declared_by: str | None
+    ordered: list[str] = Field(description="What was ordered above it.")
+    rule: dict[str, Any] = Field(description="What holds, as it is kept.")
+    slots: int | None = Field(
+        description="How many may be inside; of limits for each value of a key, for all values that are about."
+    )
+    in_use: int
+    waiting: int = Field(description="Runs that wait because of it.")
+
+
+class HoldToAdd(Given):
+    queue: Name | None = None
+    task: Name | None = None
+    tag: Tag | None = None
+    field: Path | None = Field(None, description="A place in the payload: `customer_id`, `order.customer`.")
+    value: Annotated[str, Field(max_length=1_000)] | int | float | bool | None = Field(None, description="Compared as text.")
+    reason: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+
+
+class Hold(BaseModel):
+    id: int
+    queue: str | None
+    task: str | None
+    tag: str | None
+    field: str | None
+    value: str | None
+    reason: str | None
+    held_at: datetime
+    held_by: str | None
+    runs: int = Field(description="How many are held back; of one that was released, how many were.")
+
+
 class Node(BaseModel):
     node: int
     kind: str
