@@ -8,7 +8,7 @@ import uuid
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.conftest import Site, read, watched
+from tests.browser.conftest import Site, check_accessible, read, shoot, watched
 from tests.support.fleet import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -55,6 +55,46 @@ async def test_a_queue_is_paused_and_goes_on(page: Page, site: Site) -> None:
     changes = await site.app.audit.list(subject="mail", limit=2)
     assert [one.action for one in changes] == ["queue.resume", "queue.pause"]
     assert changes[0].actor == "key:HOURHAND_ADMIN_KEY"
+
+
+async def test_runs_are_held_back_and_go_on(page: Page, site: Site) -> None:
+    await site.app.limits.set("queue", "reports", concurrency=4, rate="600/minute")
+    try:
+        await page.goto("/queues")
+        await page.get_by_text("Hold runs back").click()
+        await check_accessible(page)
+        await shoot(page, "hold-form")
+        await page.get_by_label("Task", exact=True).fill("charge_card")
+        await page.get_by_label("Field of the payload").fill("invoice")
+        await page.get_by_label("Its value").fill("4242")
+        await page.get_by_label("Reason").fill("their bank is closed")
+        await page.get_by_role("button", name="Hold", exact=True).click()
+        (hold,) = await site.app.holds.list()
+        said = f"Hold {hold.id}: no more runs with task charge_card, invoice = 4242 are started."
+        await expect(page.get_by_role("status").filter(has_text="Hold")).to_contain_text(said)
+        run = await site.app.enqueue("charge_card", {"invoice": 4242})
+
+        async def held() -> bool:
+            return (await run.show()).state == "parked"
+
+        await until(held, "it to be held back")
+        await read(page, f"/runs/{run.id}", "run-held")
+        await expect(page.locator("body")).to_contain_text(f"It is held back by hold {hold.id}: their bank is closed.")
+        await page.goto("/")
+        await expect(page.locator("#attention")).not_to_contain_text("charge_card in queue")
+        await read(page, "/queues", "queues-held")
+        await expect(page.locator(f"tr#hold-{hold.id}")).to_contain_text("their bank is closed")
+        await expect(page.locator("main")).to_contain_text("4 at once; 600/minute, bursts of 600")
+        await page.locator(f"tr#hold-{hold.id}").get_by_role("button", name="Release").click()
+        await expect(page.get_by_role("status").filter(has_text="Hold")).to_contain_text("is released: 1 run goes on")
+        assert (await run.wait(30)).state == "succeeded"
+        await page.get_by_text("Hold runs back").click()
+        await page.get_by_role("button", name="Hold", exact=True).click()
+        await expect(page.get_by_role("status").filter(has_text="hold")).to_contain_text("a hold needs a task")
+    finally:
+        await site.app.limits.clear("queue", "reports")
+        for one in await site.app.holds.list():
+            await site.app.holds.release(one.id)
 
 
 async def test_who_may_only_look_is_offered_nothing_and_forges_nothing(viewer: Page, site: Site) -> None:
