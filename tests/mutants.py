@@ -29,7 +29,9 @@ DELIVERY = "src/hourhand/storage/migrations/0005_delivery.sql"
 SURFACES = "src/hourhand/storage/migrations/0006_surfaces.sql"
 TRACED = "src/hourhand/storage/migrations/0009_traces.sql"
 SEEING = "src/hourhand/storage/migrations/0007_seeing.sql"
+ADMISSION = "src/hourhand/storage/sql/admission.sql"
 RULES = "src/hourhand/storage/migrations/0010_limits.sql"
+HOLDS = "tests/db/test_holds.py -k"
 STATISTICS = "src/hourhand/storage/sql/statistics.sql"
 DASHBOARD = "src/hourhand/surfaces/dashboard"
 ENGINE = "src/hourhand/engine"
@@ -608,6 +610,28 @@ MUTANTS = [
            "tests/db/test_depth.py -k next_step"),
     Mutant("depth: a stream does not wait", "src/hourhand/storage/enqueue.py", "if Clock.monotonic() + pause > deadline:", "if True:",
            "tests/db/test_depth.py -k waits_for_room"),
+    Mutant("holds: claimed by older rules", QUEUE, "          AND (SELECT version = $5 FROM hourhand.rulebook WHERE single)", "", f"{HOLDS} older_rules"),
+    Mutant("holds: set aside, claimed by older rules", QUEUE, "          AND (SELECT version = $6 FROM hourhand.rulebook WHERE single)\n", "", f"{HOLDS} older_rules"),
+    Mutant("holds: held runs claimed", QUEUE, " AND (crashes > 0) = $5 AND stream IS NULL AND hold IS NULL\n", " AND (crashes > 0) = $5 AND stream IS NULL\n", f"{HOLDS} older_rules"),
+    Mutant("holds: rules do not change by them", RULES, "CREATE TRIGGER turn_page AFTER INSERT OR UPDATE OR DELETE ON hourhand.holds", "CREATE TRIGGER turn_page AFTER TRUNCATE ON hourhand.holds", f"{HOLDS} older_rules"),
+    Mutant("holds: a release goes past a run that is put aside", QUEUE, "WHERE id = ANY ($4::integer[]) FOR KEY SHARE)", "WHERE id = ANY ($4::integer[]))", f"{HOLDS} just_put_aside"),
+    Mutant("holds: a run set aside under a hold that is gone", QUEUE, "task, payload, key, tags, options, errors, kept.id\n", "task, payload, key, tags, options, errors, why.hold\n", f"{HOLDS} just_put_aside"),
+    Mutant("holds: what is released goes to the end", ADMISSION, "    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,\n           task, payload, key, tags, options, errors\n    FROM returned", "    SELECT nextval('hourhand.run_numbers'), run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,\n           task, payload, key, tags, options, errors\n    FROM returned", f"{HOLDS} just_put_aside"),
+    Mutant("holds: what a release left behind stays", f"{ENGINE}/maintainer.py", "        await self._return_released()\n", "", f"{HOLDS} left_behind"),
+    Mutant("holds: a release that forgets runs on probation", ADMISSION, "ARRAY(SELECT ctid FROM free WHERE crashes > 0)", "ARRAY(SELECT ctid FROM free WHERE crashes > 99)", f"{HOLDS} left_behind"),
+    Mutant("holds: others' runs are released too", ADMISSION, " AND NOT EXISTS (SELECT FROM hourhand.holds h WHERE h.id = held.hold) LIMIT $1)", " LIMIT $1)", f"{HOLDS} no_others"),
+    Mutant("holds: released, and nothing returned", "src/hourhand/surfaces/holds.py", '        await self._in_parts(database, "return_released")\n', "", f"{HOLDS} just_put_aside"),
+    Mutant("holds: a worker's stock goes on", f"{ENGINE}/claimer.py", "if changed and self._admitter.rules.holds:", "if False:", f"{HOLDS} waits_in_a_worker"),
+    Mutant("holds: claimed and not put aside", f"{ENGINE}/admitter.py", "            if self.hold_on(claim) is not None:", "            if False:", f"{HOLDS} held_and_let_go"),
+    Mutant("holds: those who are held take tokens", "src/hourhand/surfaces/holds.py", '            await self._in_parts(database, "hold_streams", number)\n', "            pass\n", f"{HOLDS} nobodys_token"),
+    Mutant("holds: others' queues held", "src/hourhand/surfaces/holds.py", '        actor.need(queue, None, f"queue {queue!r}")\n', "", f"{HOLDS} whose_part"),
+    Mutant("holds: secrets shown", "src/hourhand/surfaces/holds.py", "if field is not None and is_secret(field, self._settings().secret_names):", "if False:", f"{HOLDS} cannot_be_held"),
+    Mutant("rules: an order that the code overrides", RULES, "GENERATED ALWAYS AS (declared || ordered) STORED", "GENERATED ALWAYS AS (ordered || declared) STORED", "tests/db/test_rules.py -k stands_above"),
+    Mutant("rules: parts that were not given are lost", "src/hourhand/surfaces/limits.py", "before, {**before, **parts})", "before, parts)", "tests/db/test_rules.py -k not_given"),
+    Mutant("rules: who waits his turn is called parked", "src/hourhand/storage/sql/admin.sql", "SELECT CASE WHEN stream IS NULL THEN 'parked' ELSE 'ready' END, run_id", "SELECT 'parked', run_id", "tests/db/test_rules.py -k says_for_what"),
+    Mutant("rules: who waits his turn is counted as parked", STATISTICS, "coalesce(ready.runs, 0) + coalesce(streamed.runs, 0)", "coalesce(ready.runs, 0)", "tests/db/test_rules.py -k says_for_what"),
+    Mutant("rules: who waits his turn is called unknown", "src/hourhand/storage/sql/admin.sql", "WHERE p.crashes = 0 AND p.stream IS NULL AND p.hold IS NULL GROUP BY", "WHERE p.crashes = 0 GROUP BY", "tests/db/test_rules.py -k says_for_what"),
+    Mutant("rules: all that waits is read for a list", "src/hourhand/storage/sql/admin.sql", "WHERE stream IS NULL AND run_id < $8 AND", "WHERE coalesce(stream, 0) = 0 AND run_id < $8 AND", "tests/db/test_rules.py -k cost_no_more"),
 ]  # fmt: skip
 
 

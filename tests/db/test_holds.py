@@ -193,7 +193,7 @@ async def test_a_release_and_a_run_that_is_just_put_aside(app: Hourhand, sql: as
                 releasing = asyncio.create_task(app.holds.release(hold.id))
                 await until(lambda: _waits(sql), "the release to wait")
             assert (await releasing).runs == 1
-            assert await sql.fetchval(f"SELECT count(*) FROM {schema}.ready") == 1
+            assert await sql.fetchval(f"SELECT seq FROM {schema}.ready") == claim.seq, "at its old place"
             hold = await app.holds.add(task="mail")
             (claim,) = await hand.claim(await hand.version())
             await app.holds.release(hold.id)
@@ -201,6 +201,19 @@ async def test_a_release_and_a_run_that_is_just_put_aside(app: Hourhand, sql: as
             assert await sql.fetchval(f"SELECT hold FROM {schema}.parked") is None
     finally:
         await other.close()
+
+
+async def test_a_release_returns_its_own_and_no_others(app: Hourhand, sql: asyncpg.Connection) -> None:
+    holds = {task: (await app.holds.add(task=task)).id for task in ("mail", "bill")}
+    for task in holds:
+        await app.enqueue(task)
+    async with Hand.of(app, sql) as hand:
+        for claim in await hand.claim(await hand.version()):
+            await hand.gateway.park(hand.node, [claim.run_number], [claim.token], [holds[claim.task]])
+    await app.holds.release(holds["mail"])
+    schema = app.settings.schema
+    assert [row[0] for row in await sql.fetch(f"SELECT task FROM {schema}.ready")] == ["mail"]
+    assert [row[0] for row in await sql.fetch(f"SELECT hold FROM {schema}.parked")] == [holds["bill"]]
 
 
 async def _waits(sql: asyncpg.Connection) -> bool:

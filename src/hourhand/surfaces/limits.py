@@ -124,7 +124,7 @@ def _view(row: Any) -> LimitView:
     declared, ordered, rule = (msgspec.json.decode(row[name]) for name in ("declared", "ordered", "settings"))
     rule.pop(_DECLARER, None)
     return LimitView(
-        row["scope"], row["name"], tuple(describe(rule)), tuple(describe(declared)), declared.get(_DECLARER),
+        row["scope"], row["name"], tuple(describe(rule)), tuple(describe(declared)), declared.get(_DECLARER) or None,
         tuple(describe_order(ordered)), {name: one for name, one in rule.items() if one is not None}, row["slots"], row["in_use"],
         row["waiting"],
     )  # fmt: skip

@@ -129,8 +129,6 @@ CREATE TRIGGER free_slots AFTER DELETE ON hourhand.running
 -- Whether a rule makes runs wait in streams, or only says how deep a queue may be.
 CREATE FUNCTION hourhand.binds(settings jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(jsonb_array_length(nullif(settings->'limits', 'null')) > 0, false)
-        OR settings->>'fair_key' IS NOT NULL OR coalesce(settings->>'order' = 'deadline', false)
-
         OR settings->>'fair_key' IS NOT NULL OR settings->>'order' IS NOT DISTINCT FROM 'deadline'
 $$;
 

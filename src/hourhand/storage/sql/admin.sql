@@ -77,20 +77,31 @@ SELECT found.*, errors->-1->>'type' AS error FROM (
        AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
      ORDER BY run_id DESC LIMIT $7)
     UNION ALL
+    (SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
+            CASE WHEN hold IS NOT NULL THEN hourhand.kept_back(NULL, hold) WHEN crashes > 0 THEN 'on probation: its worker died'
+                 ELSE 'no worker knows this task' END, errors
+     FROM hourhand.parked
+     WHERE stream IS NULL AND run_id < $8 AND run_id >= $9 AND ($1::text[] IS NULL OR 'parked' = ANY ($1))
+       AND $11::integer IS NULL AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($10::bigint IS NULL OR job_id = $10) AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+       AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+     ORDER BY run_id DESC LIMIT $7)
+    UNION ALL
+    (SELECT 'ready', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags, hourhand.kept_back(stream, NULL), errors
+     FROM hourhand.parked
+     WHERE stream IS NOT NULL AND run_id < $8 AND run_id >= $9 AND ($1::text[] IS NULL OR 'ready' = ANY ($1))
+       AND $11::integer IS NULL AND ($2::text IS NULL OR task = $2) AND ($3::integer IS NULL OR lane / 4 = $3)
+       AND ($4::text IS NULL OR $4 = ANY (tags)) AND ($5::text IS NULL OR key = $5) AND scheduled_at >= $6
+       AND ($10::bigint IS NULL OR job_id = $10) AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12))
+       AND ($13::text[] IS NULL OR EXISTS (SELECT FROM hourhand.jobs j WHERE j.id = job_id AND j.name ^@ ANY ($13)))
+     ORDER BY run_id DESC LIMIT $7)
+    UNION ALL
     (SELECT * FROM (
          SELECT 'delayed'::text AS state, run_id, job_id, task, lane, attempt, scheduled_at, nullif(due_at, 'infinity') AS due_at,
                 NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::integer AS node, key, tags,
                 CASE WHEN due_at = 'infinity' THEN 'waits for the run before it to end' END, errors
          FROM hourhand.delayed
-         UNION ALL
-         SELECT 'parked', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-                CASE WHEN hold IS NOT NULL THEN hourhand.kept_back(NULL, hold) WHEN crashes > 0 THEN 'on probation: its worker died'
-                     ELSE 'no worker knows this task' END, errors
-         FROM hourhand.parked WHERE stream IS NULL
-         UNION ALL
-         SELECT 'ready', run_id, job_id, task, lane, attempt, scheduled_at, NULL, NULL, NULL, NULL, key, tags,
-                hourhand.kept_back(stream, NULL), errors
-         FROM hourhand.parked WHERE stream IS NOT NULL
          UNION ALL
          SELECT 'dead', run_id, job_id, task, lane, attempt, scheduled_at, NULL, started_at, died_at, worker_id, key, tags, reason, errors
          FROM hourhand.dead) AS other
