@@ -12,6 +12,7 @@ import pytest
 from hourhand import Context, Hourhand, Limit, Rate, Retry
 from hourhand.core.limits import make_rule
 from hourhand.storage.admission import AdmissionGateway
+from hourhand.storage.nodes import MaintenanceGateway
 from hourhand.storage.queue import QueueGateway
 from tests.db.test_worker import working
 from tests.support.fleet import until
@@ -403,3 +404,46 @@ async def test_who_is_on_probation_needs_a_slot_too(app: Hourhand, sql: asyncpg.
     assert other.crashes == 1
     await plain._link.close()
     await ruled._link.close()
+
+
+async def test_gates_are_cleared_away_when_nobody_needs_them(app: Hourhand, sql: asyncpg.Connection) -> None:
+    """And if somebody comes just then, he lines up again and finds a gate."""
+
+    @app.task(concurrency=Limit(1, key="customer"))
+    async def careful(customer: int) -> None: ...
+
+    schema, database = app.settings.schema, await app._database()
+    plain, ruled = QueueGateway(database.link("plain")), AdmissionGateway(database.link("ruled"))
+    chores = MaintenanceGateway(database.link("chores"))
+    node = await sql.fetchval(
+        f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'x', now() + '1 hour', false) RETURNING id"
+    )
+    number = await sql.fetchval(f"SELECT {schema}.queue_number('default')")
+    lane, names = 4 * number + 1, {number: "default"}
+    await ruled.declare_rule("task", "careful", careful._definition.rule)
+    await ruled.manage_queues(["default"])
+    version = (await ruled.read_rules()).version
+
+    async def gates() -> int:
+        await chores.tidy_gates(100)
+        return int(await sql.fetchval(f"SELECT count(*) FROM {schema}.gates"))
+
+    await careful.enqueue_many([{"customer": n} for n in (1, 1, 2)])
+    await ruled.line_up([lane], [0], 100, version)
+    assert await gates() == 2
+    claims = await ruled.admit(node, version, [(lane, 5)], ["careful"], names)
+    assert sorted(claim.payload for claim in claims) == ['{"customer": 1}', '{"customer": 2}']
+    assert await gates() == 2
+    await sql.execute(f"DELETE FROM {schema}.gates")
+    await ruled.open_gates([], sweep=True)
+    assert await ruled.admit(node, version, [(lane, 5)], ["careful"], names) == []
+    assert [one.runs for one in await ruled.line_up([lane], [0], 100, version)] == [1]
+    assert await ruled.admit(node, version, [(lane, 5)], ["careful"], names) == []
+    await plain.hand_back(node, [claim.run_number for claim in claims], [claim.token for claim in claims])
+    await sql.execute(f"DELETE FROM {schema}.ready")
+    await ruled.open_gates([], sweep=True)
+    (last,) = await ruled.admit(node, version, [(lane, 5)], ["careful"], names)
+    await plain.hand_back(node, [last.run_number], [last.token])
+    assert await gates() == 0
+    for link in (plain._link, ruled._link, chores._link):
+        await link.close()

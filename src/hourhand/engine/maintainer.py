@@ -212,6 +212,7 @@ class Maintainer:
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_EVERY
             await self._gateway.tidy()
+            await self._gateway.tidy_gates(BATCH)
             await self._gateway.merge_statistics()
             await self._point_out()
             await self.collect()

@@ -68,6 +68,9 @@ class MaintenanceGateway:
     async def tidy(self) -> dict[str, int]:
         return dict((await self._link.fetch("tidy"))[0])
 
+    async def tidy_gates(self, limit: int) -> None:
+        await self._link.fetch("tidy_gates", limit)
+
     async def report_tasks(self, facts: Sequence[tuple[str, float | None, float, float, float]]) -> None:
         """Each task's name, timeout, and how many runs took how long: number, mean, variance."""
         await self._link.fetch("report_tasks", *zip(*facts, strict=True))
