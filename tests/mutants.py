@@ -590,7 +590,7 @@ MUTANTS = [
     Mutant("limits: deadlines are forgotten", RULES, "ORDER BY p.due, p.seq LIMIT room", "ORDER BY p.seq LIMIT room",
            "tests/cluster/test_limits.py -k not_at_all"),
     Mutant("limits: deadlines of other tasks are forgotten", RULES, "AND (until IS NULL OR hourhand.turn_of(p.due) <= until)", "",
-           "tests/db/test_limits.py -k earliest"),
+           "tests/db/test_limits.py -k of_all_tasks"),
     Mutant("limits: those in line keep the old rules", RULES,
            "IF hourhand.shape(old.settings) IS DISTINCT FROM hourhand.shape(new.settings) THEN", "IF false THEN",
            "tests/db/test_limits.py -k new_limit"),

@@ -447,3 +447,29 @@ async def test_gates_are_cleared_away_when_nobody_needs_them(app: Hourhand, sql:
     assert await gates() == 0
     for link in (plain._link, ruled._link, chores._link):
         await link.close()
+
+
+async def test_the_earliest_deadlines_of_all_tasks_are_admitted_together(app: Hourhand, sql: asyncpg.Connection) -> None:
+    app.queue("default", order="deadline")
+
+    @app.task
+    async def odd(n: int) -> None: ...
+
+    @app.task(concurrency=5)
+    async def even(n: int) -> None: ...
+
+    schema, ruled = app.settings.schema, AdmissionGateway((await app._database()).link("ruled"))
+    node = await sql.fetchval(
+        f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'x', now() + '1 hour', false) RETURNING id"
+    )
+    await ruled.declare_rule("task", "even", even._definition.rule)
+    await ruled.declare_rule("queue", "default", app.registry.queues["default"])
+    number = await sql.fetchval(f"SELECT {schema}.queue_number('default')")
+    lane, version = 4 * number + 1, (await ruled.read_rules()).version
+    for n in range(1, 11):
+        await (odd if n % 2 else even).options(expires=100 * n).enqueue(n=n)
+    await ruled.line_up([lane], [0], 100, version)
+    for expected in ({1, 2, 3, 4}, {5, 6, 7, 8}, {9, 10}):
+        claims = await ruled.admit(node, version, [(lane, 4)], ["odd", "even"], {number: "default"})
+        assert {int(claim.payload.partition(":")[2].strip(" }")) for claim in claims} == expected
+    await ruled._link.close()
