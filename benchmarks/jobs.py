@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import asyncpg
 
 from hourhand import Hourhand
+from hourhand.engine.stealer import Stealer
 
 app = Hourhand()
+
+
+async def _content(stealer: Stealer, claims: int) -> None:
+    """Asks nobody for anything."""
+
+
+if os.environ.get("HOURHAND_BENCH_STEALING") == "off":
+    Stealer.ask = _content  # type: ignore[method-assign]
+    Stealer.next_look = lambda stealer, claims: float("inf")  # type: ignore[method-assign]
 
 
 @app.task
@@ -40,3 +51,8 @@ async def pool() -> asyncpg.Pool:
 async def hold(n: int = 0) -> None:
     """Occupies its slot for as long as the benchmark looks."""
     await asyncio.sleep(3600)
+
+
+@app.task
+async def nap(seconds: float) -> None:
+    await asyncio.sleep(seconds)

@@ -26,11 +26,15 @@ def environment(url: str, schema: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def workers(url: str, schema: str, sql: asyncpg.Connection, processes: int) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def workers(
+    url: str, schema: str, sql: asyncpg.Connection, processes: int, *options: str, **settings: str
+) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Worker processes, registered and idle."""
     before = await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes")
     command = [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.jobs:app", "--log-level", "warning"]
-    process = subprocess.Popen([*command, "--processes", str(processes)], cwd=PROJECT, env=environment(url, schema))
+    process = subprocess.Popen(
+        [*command, "--processes", str(processes), *options], cwd=PROJECT, env={**environment(url, schema), **settings}
+    )
     try:
         while await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes WHERE session") < before + processes:
             assert process.poll() is None, "the worker did not start"

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import api, dashboard, firing, limits, product, ruled
+from benchmarks import api, dashboard, firing, limits, product, ruled, stealing
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
@@ -53,7 +53,7 @@ class Bench:
         self.sql = await asyncpg.connect(self.url)
         await self.fresh()
         steps = (
-            self.drains, self.batches, self.enqueues, self.latency, self.idle, self.memory,
+            self.drains, self.batches, self.enqueues, self.latency, self.idle, self.memory, self.stealing,
             self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api, self.dashboard,
             self.blocked, self.urgent,
         )  # fmt: skip
@@ -191,6 +191,20 @@ class Bench:
         async with self.app() as app:
             used = await product.pending_memory(app, self.url, SCHEMA, self.sql, 100_000)
         self.add("memory of a worker, 100,000 pending", used, "MiB", "under 150", used < 150)
+
+    async def stealing(self) -> None:
+        """Skewed runs over four workers, with and without what moves them from one to another, in turns; medians."""
+        for order, lengths in stealing.orders().items():
+            ratios: dict[bool, list[float]] = {False: [], True: []}
+            for _ in range(self.rounds):
+                for on, values in ratios.items():
+                    await self.fresh()
+                    async with self.app() as app:
+                        seconds = await stealing.makespan(app, self.url, SCHEMA, self.sql, lengths, stealing=on)
+                    values.append(seconds / stealing.ideal(lengths))
+            without, value = (statistics.median(values) for values in ratios.values())
+            self.add(f"400 skewed runs, {order}, without stealing", without, "of ideal", "", True)
+            self.add(f"400 skewed runs, {order}", value, "of ideal", "under 1.15", value < 1.15)
 
     async def shared(self) -> None:
         """A million jobs on ten schedules: one schedule's jobs, fired; and as plain SQL."""

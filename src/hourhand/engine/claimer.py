@@ -21,6 +21,7 @@ from hourhand.engine.admitter import Admitter
 from hourhand.engine.completer import Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.node import Node
+from hourhand.engine.stealer import Stealer
 from hourhand.engine.waiting import heard
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway, Survey
@@ -58,6 +59,7 @@ class Claimer:
         self._doubt_until = 0.0
         self._rate = 0.0
         self._measured = (Clock.monotonic(), 0)
+        self.stealer = Stealer(gateway, node, executor, completer, settings.poll, self._deliver)
         self.stopping = False
         self.claims = 0
         """Claiming statements that were answered."""
@@ -87,7 +89,7 @@ class Claimer:
             self._hear_of_room(rest)
         elif kind == "q":
             self._next_survey = 0.0
-        else:
+        elif kind not in ("w", "t") or not self.stealer.hear(kind, rest):
             return
         self._wake.set()
 
@@ -99,7 +101,10 @@ class Claimer:
             self._admitter.open.add(int(lane))
 
     def hungry(self) -> None:
-        if not self._wake.is_set() and (self._lanes or self._parked or self._probation or self._admitter.pending):
+        idle = self.stealer.hungry()
+        if not self._wake.is_set() and (
+            idle or self._lanes or self._parked or self._probation or self._admitter.pending
+        ):
             self._wake.set()
 
     def freed(self, gates: Collection[int]) -> bool:
@@ -120,7 +125,11 @@ class Claimer:
         patience = Patience()
         while not self.stopping:
             try:
-                took = await self.run_once()
+                doubtful = Clock.monotonic() < self._doubt_until
+                took = await self.stealer.run_once(doubtful=doubtful)
+                took = await self.run_once() or took
+                if not took and not doubtful:
+                    await self.stealer.ask(self.claims)
                 patience.reset()
             except DatabaseUnavailable as error:
                 if patience.first:
@@ -287,6 +296,8 @@ class Claimer:
             strays = await self._gateway.hand_back_strays(self._node.id, [*self._executor.known(), *self._completer.known()])
             if strays:
                 log.warning("claims.strays", runs=len(strays), meaning="claimed just as the connection was lost; handed back")
+        else:
+            await self.stealer.adopt()
 
     def _give_back_surplus(self) -> None:
         """Runs turned out slower than those before: let others have what would wait here for long."""
@@ -332,8 +343,10 @@ class Claimer:
         await self._gateway.close()
 
     async def _pause(self) -> None:
-        until = min(self._next_survey, self._admitter.opens_at or self._next_survey)
-        if await heard(self._wake, max(0.0, until - Clock.monotonic())):
+        now, until = Clock.monotonic(), min(self._next_survey, self._admitter.opens_at or self._next_survey)
+        if now >= self._doubt_until:
+            until = min(until, self.stealer.next_look(self.claims))
+        if await heard(self._wake, max(0.0, until - now)):
             self._wake.clear()
 
 

@@ -173,6 +173,8 @@ def _worker(worker: Worker) -> Iterator[Metric]:
     executor, claimer, completer = worker.executor, worker.claimer, worker.completer
     yield counter("hourhand_claims", "Claiming statements", claimer.claims)
     yield counter("hourhand_claimed_runs", "Runs that they brought", claimer.claimed)
+    steals = CounterMetricFamily("hourhand_steals", "Claimed runs that went from worker to worker", labels=["direction"])
+    yield labelled(steals, [(("given",), claimer.stealer.given), (("taken",), claimer.stealer.taken)])
     yield _refusals("outcome", completer.refused)
     slots = (("regular", executor.concurrency, executor.busy), ("probation", executor.probation_slots, executor.on_probation))
     family = GaugeMetricFamily("hourhand_slots", "Runs that can go on at a time", labels=["kind"])

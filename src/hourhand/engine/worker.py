@@ -193,7 +193,10 @@ class Worker:
         await self.alerting.stop(self.node.id)
         await self.maintainer.stop()
         if self.node.id:
+            # Once more after it: from then on nobody gives anything to this node.
+            await self.claimer.stealer.hand_back()
             await self.node.stop()
+            await self.claimer.stealer.hand_back()
         await self.claimer.close()
         await self.completer.close()
         await self.executor.scribe.finish(5.0)
@@ -213,6 +216,7 @@ class Worker:
 
     async def _died(self) -> None:
         lost = self.executor.forsake()
+        self.claimer.stealer.forsake()
         log.error("worker.lost_its_claims", node=self.node.id, runs=lost)
         self.claimer.forget()
 

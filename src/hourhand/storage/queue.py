@@ -133,6 +133,17 @@ class QueueGateway:
         rows = await self._link.fetch("strays", worker, known)
         return await self.hand_back(worker, [row[0] for row in rows], [row[1] for row in rows]) if rows else []
 
+    async def overloaded(self, worker: int, limit: int) -> list[int]:
+        return [row[0] for row in await self._link.fetch("overloaded", worker, limit)]
+
+    async def give(self, worker: int, thief: int, limit: int, runs: Numbers, tokens: Numbers) -> tuple[set[int], set[int]]:
+        """Which runs are the other's now, and which are still ours. What is in neither was lost before."""
+        rows = await self._link.fetch("give", worker, thief, limit, runs, tokens)
+        return {run for run, moved in rows if moved}, {run for run, moved in rows if not moved}
+
+    async def gifts(self, worker: int, known: Numbers) -> list[Claim]:
+        return [Claim(row[:-1], row[-1], worker) for row in await self._link.fetch("gifts", worker, known)]
+
     async def park(self, worker: int, runs: Numbers, tokens: Numbers, holds: Sequence[int | None]) -> list[int]:
         return [row[0] for row in await self._link.fetch("park", worker, runs, tokens, holds)]
 

@@ -212,6 +212,55 @@ UNION ALL SELECT run_id FROM stopped;
 -- Rows that a claim took whose answer never arrived: ours by name, but not among the runs $2 we know.
 SELECT run_id, token FROM hourhand.running WHERE worker_id = $1 AND run_id <> ALL ($2::bigint[]);
 
+-- name: overloaded
+-- Live workers other than $1 that hold more runs than they have slots, $2 at most, whichever.
+SELECT n.id FROM hourhand.nodes n
+WHERE NOT n.settled AND n.kind = 'worker' AND n.id <> $1
+  AND n.died_at IS NULL AND n.stopped_at IS NULL AND n.lease_until > clock_timestamp()
+  AND EXISTS (SELECT FROM hourhand.running r WHERE r.worker_id = n.id OFFSET (n.info->>'concurrency')::integer)
+ORDER BY random() LIMIT $2;
+
+-- name: give
+-- Claimed and not begun: from worker $1 to worker $2, at most $3 of them, under a new token and with no attempt charged. Only
+-- to one that is alive and stays so until this commits (its end waits for the row's lock), and only what it serves; not from a
+-- paused queue, and not what was asked to stop. Says of each run whether it moved or stayed; of one that was lost, nothing.
+WITH thief AS MATERIALIZED (
+    SELECT info->'tasks' AS tasks, nullif(info->'queues', 'null') AS queues FROM hourhand.nodes
+    WHERE id = $2::integer AND died_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp() FOR SHARE),
+held AS MATERIALIZED (
+    SELECT r.ctid AS place, r.run_id, r.crashes = 0 AND r.begun_at IS NULL AND r.stream IS NULL
+               AND NOT EXISTS (SELECT FROM hourhand.cancels c WHERE c.run_id = r.run_id)
+               AND EXISTS (SELECT FROM thief t CROSS JOIN hourhand.queues q
+                           WHERE q.id = r.lane / 4 AND q.paused_at IS NULL AND t.tasks ? r.task
+                             AND (t.queues IS NULL OR t.queues ? q.name)) AS fit
+    FROM unnest($4::bigint[], $5::bigint[]) AS mine (run_id, token)
+    CROSS JOIN LATERAL (SELECT ctid, * FROM hourhand.running
+                        WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS r),
+chosen AS MATERIALIZED (
+    SELECT place, run_id FROM held WHERE fit LIMIT $3),
+taken AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(SELECT place FROM chosen)) RETURNING *),
+given AS (
+    INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+                                  lane, attempt, crashes, task, payload, key, tags, options, errors)
+    SELECT $2, (SELECT nextval('hourhand.claim_tokens')), now(), seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
+           lane, attempt, crashes, task, payload, key, tags, options, errors
+    FROM taken
+    RETURNING run_id, token),
+told AS (
+    SELECT count(pg_notify('hourhand', format('t:%s:%s', $2, token))) FROM (SELECT DISTINCT token FROM given) AS tokens)
+SELECT run_id, true AS moved FROM given, told
+UNION ALL SELECT run_id, false FROM held WHERE run_id <> ALL (ARRAY(SELECT run_id FROM chosen));
+
+-- name: gifts
+-- What is under the name of worker $1, which is alive, and not among the runs $2 that it knows: as a claim would have brought it.
+SELECT r.seq, r.run_id, r.token, r.task, r.payload, r.scheduled_at, r.attempt, r.crashes, r.lane, r.job_id, r.expires_at, r.tags,
+       r.options, r.errors, (SELECT q.name FROM hourhand.queues q WHERE q.id = r.lane / 4) AS queue
+FROM hourhand.running r
+WHERE r.worker_id = $1 AND r.run_id <> ALL ($2::bigint[]) AND r.begun_at IS NULL AND r.stream IS NULL
+  AND (SELECT true FROM hourhand.nodes n WHERE n.id = $1 AND n.died_at IS NULL AND n.stopped_at IS NULL)
+ORDER BY r.run_id;
+
 -- name: park
 -- Claimed by a worker that does not have the task's code: set aside for one that does. Or claimed although it is held back ($4 says
 -- by which hold): until that is released, which waits for us or has gone before.
