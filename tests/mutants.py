@@ -70,6 +70,8 @@ LOCAL_CLOCK = (
     ),
 )
 LINES = "tests/db/test_lines.py -k"
+STEALER = f"{ENGINE}/stealer.py"
+STEALING = "tests/db/test_stealing.py -k"
 TRACES = "tests/db/test_traces.py -k"
 BATCHES = "tests/db/test_batches.py -k"
 COMMANDS = "tests/db/test_command_target.py -k"
@@ -118,6 +120,31 @@ MUTANTS = [
            "tests/db/test_worker.py -k no_attempt_charged"),
     Mutant("strays not handed back", f"{ENGINE}/claimer.py", "if now < self._doubt_until:", "if False:",
            "tests/db/test_worker.py -k answer_was_lost"),
+    Mutant("stealing: the token is not asked for", QUEUE, "AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS r)", "AND run_id = mine.run_id LIMIT 1) AS r)", f"{STEALING} no_longer_the_runs"),
+    Mutant("stealing: given to the dead", QUEUE, "WHERE id = $2::integer AND died_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp() FOR SHARE",
+           "WHERE id = $2::integer FOR SHARE", f"{STEALING} who_has_ended"),
+    Mutant("stealing: an end is not waited for", QUEUE, "lease_until > clock_timestamp() FOR SHARE)", "lease_until > clock_timestamp())", f"{STEALING} comes_meanwhile"),
+    Mutant("stealing: unknown tasks", QUEUE, " AND t.tasks ? r.task", "", f"{STEALING} only_what"),
+    Mutant("stealing: others' queues", QUEUE, "(t.queues IS NULL OR t.queues ? q.name)", "true", f"{STEALING} only_what"),
+    Mutant("stealing: what was asked to stop", QUEUE, "               AND NOT EXISTS (SELECT FROM hourhand.cancels c WHERE c.run_id = r.run_id)\n", "", f"{STEALING} asked_to_stop"),
+    Mutant("stealing: what has begun", QUEUE, "r.crashes = 0 AND r.begun_at IS NULL\n", "r.crashes = 0\n", f"{STEALING} asked_to_stop"),
+    Mutant("stealing: from a paused queue", QUEUE, "q.id = r.lane / 4 AND q.paused_at IS NULL AND t.tasks", "q.id = r.lane / 4 AND t.tasks", f"{STEALING} asked_to_stop"),
+    Mutant("stealing: what is on probation", QUEUE, "r.crashes = 0 AND r.begun_at IS NULL\n", "r.begun_at IS NULL\n", f"{STEALING} on_probation"),
+    Mutant("stealing: an attempt is charged", QUEUE, "lane, attempt, crashes, task, payload, key, tags, options, errors\n    FROM taken", "lane, attempt + 1, crashes, task, payload, key, tags, options, errors\n    FROM taken", f"{STEALING} moves_whole"),
+    Mutant("stealing: out of the deque after the statement", STEALER, "claims = [executor.deque.pop() for _ in range(min(MOST_OFFERED, (len(executor.deque) + 1) // 2))]",
+           "claims = [executor.deque[-1 - place] for place in range((len(executor.deque) + 1) // 2)]", f"{STEALING} being_given",
+           also=((STEALER, "            self._deliver([one for one in reversed(claims) if one.run_number in kept])",
+                  "            for one in claims:\n                if one.run_number in moved and one in executor.deque:\n                    executor.deque.remove(one)"),)),
+    Mutant("stealing: a lost word is a lost gift", f"{ENGINE}/claimer.py", "            await self.stealer.adopt()\n", "            pass\n", f"{STEALING} word_is_lost",
+           also=((STEALER, "if self._vain and await self.adopt():", "if False:"),)),
+    Mutant("stealing: what is being written is taken up", STEALER, "gifts(self._node.id, [*self._executor.known(), *self._completer.known()])", "gifts(self._node.id, self._executor.known())", f"{STEALING} being_written"),
+    Mutant("stealing: the dead take up gifts", QUEUE, "  AND (SELECT true FROM hourhand.nodes n WHERE n.id = $1 AND n.died_at IS NULL AND n.stopped_at IS NULL)\nORDER BY r.run_id", "ORDER BY r.run_id", f"{STEALING} takes_up_nothing"),
+    Mutant("stealing: the dead take back what they offered", STEALER, "        if lives == self._lives:\n", "        if True:\n", f"{STEALING} giver_that_dies"),
+    Mutant("stealing: a lost answer is believed", STEALER, "        moved, kept = await self._gateway.give(\n            self._node.id, thief, slots, [one.run_number for one in claims], [one.token for one in claims]\n        )\n",
+           "        try:\n            moved, kept = await self._gateway.give(\n                self._node.id, thief, slots, [one.run_number for one in claims], [one.token for one in claims]\n            )\n        except DatabaseUnavailable:\n            return\n",
+           f"{STEALING} answer_that_is_lost"),
+    Mutant("stealing: who stops keeps its gifts", f"{ENGINE}/worker.py", "            await self.claimer.stealer.hand_back()\n", "", f"{STEALING} one_that_stops", every=True),
+    Mutant("outcomes that wait for a lock are forgotten", f"{ENGINE}/completer.py", "batch.only(list(range(len(batch.runs)))) if part is batch else part", "part", f"{STEALING} being_written"),
     Mutant("a word does not lower the mark", "src/hourhand/core/marks.py", "        if seq < self._low:\n            self._low = seq\n", "",
            "tests/db/test_claim.py -k committed_late"),
     Mutant("no sweep below the mark", "src/hourhand/core/marks.py", "        if now >= self._sweep_at:\n            return 0\n", "",

@@ -18,10 +18,11 @@ from hourhand.engine.worker import Worker, WorkerOptions
 from hourhand.storage.queue import Claim, QueueGateway, queue_gateway
 from hourhand.storage.statements import load
 from tests.db.test_claim import explain, scans
+from tests.db.test_metrics import of_worker
 from tests.db.test_worker import working
 from tests.support.fleet import until, where
 
-QUICK = 400
+QUICK = 4_000
 
 
 async def node(
@@ -116,13 +117,13 @@ async def test_an_end_that_comes_meanwhile_is_seen(hands: Hands, sql: asyncpg.Co
     async with other.transaction():
         await other.execute(f"UPDATE {schema}.nodes SET died_at = now() WHERE id = $1", hands.thief)
         giving = asyncio.create_task(hands.give())
-        await until(lambda: waits_for_a_lock(sql), "the gift to wait for the death")
+
+        async def waits() -> bool:
+            return giving.done() or bool(await sql.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+        await until(waits, "the gift to wait for the death")
     assert await giving == (set(), set(hands.runs))
     await other.close()
-
-
-async def waits_for_a_lock(sql: asyncpg.Connection) -> bool:
-    return bool(await sql.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
 
 
 async def test_only_what_the_other_one_serves(hands: Hands, sql: asyncpg.Connection, schema: str) -> None:
@@ -247,7 +248,8 @@ async def test_an_idle_worker_gets_the_far_end_of_another_ones_deque(app: Hourha
         shop.open(*runs)
         by = await shop.ended(sql, schema, runs)
         assert {by[run] for run in runs[-2:]} == {thief.node.id}
-        assert victim.claimer.stealer.given == thief.claimer.stealer.taken >= 2
+        assert (await of_worker(app, victim)).value("hourhand_steals_total", direction="given") >= 2
+        assert (await of_worker(app, thief)).value("hourhand_steals_total", direction="taken") >= 2
         assert victim.maintainer.recovered + thief.maintainer.recovered == 0
 
 
@@ -327,12 +329,24 @@ async def test_what_the_other_one_cannot_have_goes_back_to_its_place(
 async def test_an_answer_that_is_lost_leaves_nothing_behind(
     app: Hourhand, sql: asyncpg.Connection, schema: str, url: str
 ) -> None:
-    """Nobody here knows whether they moved: what did not is handed back, and runs once."""
+    """The connection is gone and the statement is still under way: what has not moved is handed back, so that it cannot."""
     shop = Shop(app)
     async with shop.loaded(5) as (victim, runs), held(url, sql, schema) as other:
         await other.asks(victim, 4)
-        await sql.execute("SELECT pg_terminate_backend($1)", await other.giving())
+        giving = await other.giving()
+        victim.claimer._gateway._link.drop()
+
+        async def back() -> bool:
+            return {one.run_number for one in victim.executor.deque} == set(runs[1:])
+
+        await until(back, "the runs to be claimed again")
         await other.let_go()
+
+        async def over() -> bool:
+            return not await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", giving)
+
+        await until(over, "the end of the statement")
+        assert other.thief not in (await owners(sql, schema)).values()
         shop.open(*runs)
         assert set((await shop.ended(sql, schema, runs)).values()) == {victim.node.id}
         assert victim.claimer.stealer.given == victim.maintainer.recovered == 0
@@ -354,6 +368,12 @@ async def test_a_giver_that_dies_meanwhile_takes_nothing_back(
 
         await until(apart, "its runs to be set apart, and itself to be another")
         await other.let_go("stopped_at = now()")
+        trips = (await app._database()).trips.by_statement
+
+        async def answered() -> bool:
+            return trips["give"].count == 1
+
+        await until(answered, "the answer")
         shop.open(*runs)
         # The first one was going on when its worker died, and may begin again.
         await shop.ended(sql, schema, runs[1:])
@@ -385,6 +405,39 @@ async def test_a_gift_whose_word_is_lost_is_found(app: Hourhand, sql: asyncpg.Co
         shop.open(*runs)
         assert thief.node.id in (await shop.ended(sql, schema, runs)).values()
         assert victim.maintainer.recovered == thief.maintainer.recovered == 0
+
+
+async def test_a_run_whose_outcome_is_being_written_is_not_taken_up_again(
+    app: Hourhand, sql: asyncpg.Connection, schema: str, url: str
+) -> None:
+    """It is under our name until the outcome is in the database, and no slot has it any more."""
+    shop = Shop(app)
+    async with shop.loaded(3) as (_, runs), working(app, concurrency=1) as thief:
+
+        async def begun() -> bool:
+            return runs[-1] in shop.began
+
+        await until(begun, "the stolen run to begin")
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.fetch(f"SELECT FROM {schema}.running WHERE run_id = $1 FOR UPDATE", runs[-1])
+            shop.open(runs[-1])
+
+            async def unwritten() -> bool:
+                return thief.executor.busy == 0 and thief.completer.pending > 0
+
+            await until(unwritten, "the outcome to wait for the row")
+            looks = (await app._database()).trips.by_statement["gifts"]
+            before = looks.count
+            await sql.execute("SELECT pg_notify($1, $2)", schema, f"t:{thief.node.id}:1")
+
+            async def looked() -> bool:
+                return looks.count > before
+
+            await until(looked, "a look for gifts")
+        await other.close()
+        shop.open(*runs)
+        await shop.ended(sql, schema, runs)
 
 
 async def test_what_is_given_to_one_that_stops_is_handed_back(sql: asyncpg.Connection, schema: str, url: str) -> None:

@@ -218,7 +218,8 @@ class Completer:
                     accepted += await self._finish(part)
                     tried += part.runs
                 except LockTimeout:
-                    self._postpone(part)
+                    # Of the batch itself a copy: what is in it is about to be forgotten.
+                    self._postpone(batch.only(list(range(len(batch.runs)))) if part is batch else part)
             self._count(tried, accepted, again, worker)
             batch.runs = []
         if batch.retries:

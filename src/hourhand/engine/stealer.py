@@ -145,7 +145,9 @@ class Stealer:
         # One with an idle slot starts the next run itself.
         if executor.busy < executor.concurrency:
             return
-        claims = [executor.deque.pop() for _ in range(min(MOST_OFFERED, (len(executor.deque) + 1) // 2))]
+        most, claims = min(MOST_OFFERED, (len(executor.deque) + 1) // 2), list[Claim]()
+        while len(claims) < most and executor.deque[-1].gates is None:
+            claims.append(executor.deque.pop())
         if not claims:
             return
         self._involved = True
