@@ -61,7 +61,7 @@ async def hands(app: Hourhand, sql: asyncpg.Connection, schema: str) -> AsyncIte
         )
     victim, thief = await node(sql, schema, ["a", "b"]), await node(sql, schema, ["a", "b"])
     lanes = [number * 4 + 1 for number in names]
-    claims = await gateway.claim(lanes, [0] * len(lanes), [10] * len(lanes), victim, names)
+    claims = await gateway.claim(lanes, [0] * len(lanes), [10] * len(lanes), victim, names, 1)
     yield Hands(gateway, victim, thief, sorted(claims, key=lambda one: one.seq))
     await gateway.close()
 
@@ -472,3 +472,9 @@ async def test_what_is_given_to_one_that_stops_is_handed_back(sql: asyncpg.Conne
 
             await until(over, "every run to end")
             assert victim.maintainer.recovered == 0
+
+
+async def test_a_run_that_holds_a_slot_of_a_limit_stays(hands: Hands, sql: asyncpg.Connection, schema: str) -> None:
+    first, *others = hands.runs
+    await sql.execute(f"UPDATE {schema}.running SET stream = 1 WHERE run_id = $1", first)
+    assert await hands.give() == (set(others), {first})

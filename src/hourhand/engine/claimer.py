@@ -102,9 +102,7 @@ class Claimer:
 
     def hungry(self) -> None:
         idle = self.stealer.hungry()
-        if not self._wake.is_set() and (
-            idle or self._lanes or self._parked or self._probation or self._admitter.pending
-        ):
+        if not self._wake.is_set() and (idle or self._lanes or self._parked or self._probation or self._admitter.pending):
             self._wake.set()
 
     def freed(self, gates: Collection[int]) -> bool:
