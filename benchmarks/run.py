@@ -205,6 +205,12 @@ class Bench:
             without, value = (statistics.median(values) for values in ratios.values())
             self.add(f"400 skewed runs, {order}, without stealing", without, "of ideal", "", True)
             self.add(f"400 skewed runs, {order}", value, "of ideal", "under 1.15", value < 1.15)
+        await self.fresh()
+        async with self.app() as app:
+            waits = await stealing.handovers(app, self.url, SCHEMA, self.sql, 60)
+        worst = product.percentile(waits, 0.99)
+        self.add("idle to the start of a stolen run, p50", product.percentile(waits, 0.5), "ms", "", True)
+        self.add("idle to the start of a stolen run, p99", worst, "ms", "under 100 ms", worst < 100)
 
     async def shared(self) -> None:
         """A million jobs on ten schedules: one schedule's jobs, fired; and as plain SQL."""

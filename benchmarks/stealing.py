@@ -44,3 +44,21 @@ async def makespan(
         while await sql.fetchval(f"SELECT count(*) FROM {schema}.runs") < len(lengths):
             await asyncio.sleep(0.05)
     return float(await sql.fetchval(f"SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM {schema}.runs"))
+
+
+async def handovers(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, count: int) -> list[float]:
+    """One worker has claimed everything and is busy; another has one slot: ms from the end of a run there to the start of the next."""
+    await app.enqueue_many("noop", [{"n": n} for n in range(4_000)])
+    await app.enqueue_many("nap", [{"seconds": 0.2 * count}, *[{"seconds": 0.1}] * count])
+    slots = ("--concurrency", "1")
+    async with product.workers(url, schema, sql, 1, *slots, HOURHAND_POLL="600"):
+        while await sql.fetchval(f"SELECT EXISTS (SELECT FROM {schema}.ready) OR count(*) > $1 FROM {schema}.running", count + 1):
+            await asyncio.sleep(0.01)
+        async with product.workers(url, schema, sql, 1, *slots):
+            while await sql.fetchval(f"SELECT EXISTS (SELECT FROM {schema}.running)"):
+                await asyncio.sleep(0.05)
+    rows = await sql.fetch(
+        "SELECT extract(epoch FROM started_at - lag(finished_at) OVER (ORDER BY started_at))::float8 * 1000 AS ms"
+        f" FROM {schema}.runs WHERE worker_id = (SELECT max(id) FROM {schema}.nodes WHERE kind = 'worker') ORDER BY started_at"
+    )
+    return [row["ms"] for row in rows[1:]]

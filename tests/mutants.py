@@ -143,6 +143,7 @@ MUTANTS = [
     Mutant("stealing: a lost answer is believed", STEALER, "        moved, kept = await self._gateway.give(\n            self._node.id, thief, slots, [one.run_number for one in claims], [one.token for one in claims]\n        )\n",
            "        try:\n            moved, kept = await self._gateway.give(\n                self._node.id, thief, slots, [one.run_number for one in claims], [one.token for one in claims]\n            )\n        except DatabaseUnavailable:\n            return\n",
            f"{STEALING} answer_that_is_lost"),
+    Mutant("stealing: who is idle looks once", STEALER, "QUICK_LOOKS = 5", "QUICK_LOOKS = 1", f"{STEALING} being_claimed"),
     Mutant("stealing: who stops keeps its gifts", f"{ENGINE}/worker.py", "            await self.claimer.stealer.hand_back()\n", "", f"{STEALING} one_that_stops", every=True),
     Mutant("outcomes that wait for a lock are forgotten", f"{ENGINE}/completer.py", "batch.only(list(range(len(batch.runs)))) if part is batch else part", "part", f"{STEALING} being_written"),
     Mutant("a word does not lower the mark", "src/hourhand/core/marks.py", "        if seq < self._low:\n            self._low = seq\n", "",

@@ -253,6 +253,40 @@ async def test_an_idle_worker_gets_the_far_end_of_another_ones_deque(app: Hourha
         assert victim.maintainer.recovered + thief.maintainer.recovered == 0
 
 
+async def test_what_was_being_claimed_when_an_idle_one_looked_is_seen_at_its_next_look(
+    sql: asyncpg.Connection, schema: str, url: str
+) -> None:
+    """No word comes, and the next poll is far away: who has just run out of work looks more than once."""
+    heard: list[str] = []
+    await sql.add_listener(schema, lambda *said: heard.append(said[-1]))
+    other = await asyncpg.connect(url)
+    async with Hourhand(url, schema=schema, lease=60.0, poll=600.0) as app:
+        Shop(app)
+        await other.execute("BEGIN")
+        loaded = await node(other, schema, ["slow"])
+        await other.execute(
+            f"INSERT INTO {schema}.running (worker_id, token, claimed_at, seq, run_id, scheduled_at, lane, attempt, crashes, task, payload)"
+            f" SELECT $1, 1, now(), 900 + n, 900 + n, now(), 5, 0, 0, 'slow', '{{}}' FROM generate_series(1, 2) AS n",
+            loaded,
+        )
+        async with working(app, concurrency=1) as thief:
+            trips = (await app._database()).trips.by_statement
+
+            async def looked() -> bool:
+                return "overloaded" in trips and trips["overloaded"].count > 0
+
+            await until(looked, "its first look")
+            assert not [word for word in heard if word.startswith("w:")]
+            await other.execute("COMMIT")
+
+            async def asked() -> bool:
+                await sql.fetch("SELECT 1")
+                return f"w:{loaded}:{thief.node.id}:1" in heard
+
+            await until(asked, "its wish", 20)
+    await other.close()
+
+
 class Held:
     """A worker that is only a row, and that row held by an open transaction: what is given to it waits."""
 
@@ -412,7 +446,8 @@ async def test_a_run_whose_outcome_is_being_written_is_not_taken_up_again(
 ) -> None:
     """It is under our name until the outcome is in the database, and no slot has it any more."""
     shop = Shop(app)
-    async with shop.loaded(3) as (_, runs), working(app, concurrency=1) as thief:
+    # Nothing else is left to steal: the thief has this one run, and then none.
+    async with shop.loaded(2) as (_, runs), working(app, concurrency=1) as thief:
 
         async def begun() -> bool:
             return runs[-1] in shop.began
@@ -427,7 +462,13 @@ async def test_a_run_whose_outcome_is_being_written_is_not_taken_up_again(
                 return thief.executor.busy == 0 and thief.completer.pending > 0
 
             await until(unwritten, "the outcome to wait for the row")
-            looks = (await app._database()).trips.by_statement["gifts"]
+            trips = (await app._database()).trips.by_statement
+
+            async def put_aside() -> bool:
+                return trips["finish"].failed > 0
+
+            await until(put_aside, "the outcome to be put aside, since the lock is held for long")
+            looks = trips["gifts"]
             before = looks.count
             await sql.execute("SELECT pg_notify($1, $2)", schema, f"t:{thief.node.id}:1")
 

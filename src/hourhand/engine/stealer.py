@@ -23,7 +23,9 @@ from hourhand.storage.queue import Claim, QueueGateway
 
 log = structlog.get_logger("hourhand.stealer")
 SOON = 0.05
-"""Seconds between two looks of a worker that keeps running out of work; doubled for each time it asked in vain."""
+"""Seconds until one that has run out of work looks again; doubled each time. One look is not enough: what another is claiming
+at that moment cannot be seen yet."""
+QUICK_LOOKS = 5
 AGAIN = 1.0
 """Seconds between two looks of one that stays idle."""
 MOST_ASKED = 4
@@ -46,8 +48,8 @@ class Stealer:
         self._requests: dict[int, int] = {}
         self._gift = False
         self._lives = 0
-        self._eager = True
-        """It has run out of work, or was given some, since it last looked."""
+        self._looks = 0
+        """Since it ran out of work, or was given some."""
         self._promising = False
         """Somebody had too much when it last looked."""
         self._seen = -1
@@ -75,7 +77,8 @@ class Stealer:
         """A slot has nothing to do. True: it is the first of them."""
         if self._executor.deque or self._executor.busy < self._executor.concurrency - 1:
             return False
-        self._eager = True
+        # Who keeps asking in vain, and keeps running out of work, does not begin anew each time.
+        self._looks = min(self._vain, QUICK_LOOKS - 1)
         return True
 
     def forsake(self) -> None:
@@ -88,8 +91,8 @@ class Stealer:
         tried: while nobody claims and nobody has too much, nobody looks but at every poll."""
         if not self._idle():
             return float("inf")
-        if self._eager:
-            return self._looked + min(AGAIN, SOON * 2.0 ** min(self._vain, 10))
+        if self._looks < QUICK_LOOKS:
+            return self._looked + SOON * 2.0**self._looks
         return self._looked + (AGAIN if self._promising or self._seen != claims else self._poll)
 
     async def run_once(self, *, doubtful: bool) -> bool:
@@ -107,7 +110,8 @@ class Stealer:
             return
         if self._vain and await self.adopt():
             return
-        self._looked, self._seen, self._eager = now, claims, False
+        self._looked, self._seen = now, claims
+        self._looks += 1
         loaded = await self._gateway.overloaded(self._node.id, min(MOST_ASKED, self._room))
         self._promising = bool(loaded)
         if not loaded or not self._idle():
@@ -128,7 +132,7 @@ class Stealer:
         if lives != self._lives or not claims:
             return False
         self.taken += len(claims)
-        self._vain, self._eager = 0, True
+        self._vain = self._looks = 0
         log.info("runs.stolen", node=self._node.id, runs=len(claims))
         await self._deliver(claims)
         return True
