@@ -503,7 +503,11 @@ async def test_what_is_given_to_one_that_stops_is_handed_back(sql: asyncpg.Conne
                         return bool(await sql.fetchval(f"SELECT stopped_at FROM {schema}.nodes WHERE id = $1", thief.node.id))
 
                     await until(stopped, "the thief's end to be on record")
-            assert victim.claimer.stealer.given == thief.claimer.stealer.taken + 1
+
+            async def given() -> bool:
+                return victim.claimer.stealer.given == thief.claimer.stealer.taken + 1
+
+            await until(given, "the victim to hear that the gift went through")
             shop.open(*runs)
             counts = await where(sql, schema)
             assert (counts["parked"], counts["running"] + counts["ready"] + counts["runs"]) == (0, QUICK + 6), counts
