@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 
 import asyncpg
 import pytest
@@ -473,3 +474,85 @@ async def test_the_earliest_deadlines_of_all_tasks_are_admitted_together(app: Ho
         claims = await ruled.admit(node, version, [(lane, 4)], ["odd", "even"], {number: "default"})
         assert {int(claim.payload.partition(":")[2].strip(" }")) for claim in claims} == expected
     await ruled._link.close()
+
+
+async def test_nobody_looks_all_the_time_while_a_rate_is_waited_for(app: Hourhand, sql: asyncpg.Connection) -> None:
+    """Neither at a bucket that fills slowly, nor at one that is full while its slots are taken."""
+    gate = asyncio.Event()
+
+    @app.task(rate=Rate("1/hour", burst=2), concurrency=2, fair_key="n")
+    async def seldom(ctx: Context, n: int) -> None: ...
+
+    @app.task(queue="long", rate=Rate("100/s", burst=2), concurrency=1, fair_key="n")
+    async def long(ctx: Context, n: int) -> None:
+        await gate.wait()
+
+    trips = (await app._database()).trips.by_statement
+    async with working(app, concurrency=4):
+        await seldom.enqueue_many([{"n": n} for n in range(5)])
+        await long.enqueue_many([{"n": n} for n in range(3)])
+        await ended(app, 2)
+        # A stretch of time, not a deadline: whoever looks without pause does so hundreds of times in it.
+        before = trips["open_gates"].count + trips["admit"].count
+        surveys = trips["survey"].count
+
+        async def later() -> bool:
+            return trips["survey"].count >= surveys + 3
+
+        await until(later, "three surveys")
+        assert trips["open_gates"].count + trips["admit"].count - before < 60
+        opening = await sql.fetchval(f"SELECT max(opens_at) - now() FROM {app.settings.schema}.gates")
+        assert opening > timedelta(minutes=30)
+        gate.set()
+        await ended(app, 5)
+
+
+async def test_whom_a_dissolved_stream_left_behind_comes_back(app: Hourhand, sql: asyncpg.Connection, url: str) -> None:
+    """Somebody's open transaction has a run in hand while a rule changes: neither waits for the other."""
+
+    @app.task(queue="busy")
+    async def work(n: int) -> None: ...
+
+    schema, database = app.settings.schema, await app._database()
+    ruled, chores = AdmissionGateway(database.link("ruled")), MaintenanceGateway(database.link("chores"))
+    await ruled.declare_rule("queue", "busy", make_rule(concurrency=2))
+    await work.enqueue_many([{"n": n} for n in range(3)])
+    number = await sql.fetchval(f"SELECT {schema}.queue_number('busy')")
+    await ruled.line_up([4 * number + 1], [0], 100, (await ruled.read_rules()).version)
+    other = await asyncpg.connect(url)
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(f"DELETE FROM {schema}.parked WHERE payload @> '{{\"n\": 1}}'")
+    await ruled.declare_rule("queue", "busy", make_rule(fair_key="n"))
+    assert await sql.fetchval(f"SELECT count(*) FROM {schema}.ready") == 2
+    await transaction.rollback()
+    await other.close()
+    assert await sql.fetchval(f"SELECT count(*) FROM {schema}.parked") == 1
+    await chores.tidy_gates(100)
+    assert await sql.fetchval(f"SELECT count(*) FROM {schema}.ready") == 3
+    await ruled._link.close()
+    await chores._link.close()
+
+
+async def test_more_streams_than_are_looked_at_in_one_time(app: Hourhand) -> None:
+    """Behind hundreds that find their gate closed there is one that may pass: it does, without anybody's look around."""
+    passed = asyncio.Event()
+
+    @app.task(queue="wide", concurrency=1, fair_key="n")
+    async def closed(ctx: Context, n: int) -> None:
+        await passed.wait()
+
+    @app.task(queue="wide", fair_key="n")
+    async def open_(ctx: Context, n: int) -> None:
+        passed.set()
+
+    await closed.enqueue_many([{"n": n} for n in range(1_500)])
+    await open_.enqueue(n=0)
+    async with working(app, concurrency=5) as worker:
+
+        async def busy() -> bool:
+            return worker.executor.busy > 0
+
+        await until(busy, "the first to be inside")
+        worker.claimer._next_survey = float("inf")
+        await asyncio.wait_for(passed.wait(), 60)

@@ -28,7 +28,7 @@ from hourhand.storage.queue import Claim, Survey
 log = structlog.get_logger("hourhand.admitter")
 LARGEST_LINE = 2_000
 """Nobody is admitted anywhere while they are lined up: some 30 ms."""
-_LEAST_PAUSE = 0.005
+_LEAST_PAUSE = 0.001
 
 
 class Admitter:

@@ -341,7 +341,10 @@ class Claimer:
         await self._gateway.close()
 
     async def _pause(self) -> None:
-        now, until = Clock.monotonic(), min(self._next_survey, self._admitter.opens_at or self._next_survey)
+        now, until = Clock.monotonic(), self._next_survey
+        opening = self._admitter.opens_at
+        if opening is not None and opening > now:  # what has opened already waits for a slot, which wakes us
+            until = min(until, opening)
         if now >= self._doubt_until:
             until = min(until, self.stealer.next_look(self.claims))
         if await heard(self._wake, max(0.0, until - now)):

@@ -69,6 +69,7 @@ class MaintenanceGateway:
         return dict((await self._link.fetch("tidy"))[0])
 
     async def tidy_gates(self, limit: int) -> None:
+        await self._link.fetch("return_streamless", limit)
         await self._link.fetch("tidy_gates", limit)
 
     async def report_tasks(self, facts: Sequence[tuple[str, float | None, float, float, float]]) -> None:

@@ -183,14 +183,17 @@ CREATE FUNCTION hourhand.shape(settings jsonb) RETURNS text LANGUAGE sql IMMUTAB
         FROM jsonb_array_elements(coalesce(nullif(settings->'limits', 'null'), '[]')) AS one))
 $$;
 
--- The runs of a stream go back to their lane, at their old places, and are lined up anew.
+-- The runs of a stream go back to their lane, at their old places, and are lined up anew. Those that somebody's open transaction
+-- is about to drop are not waited for: if it does not, they are returned later.
 CREATE FUNCTION hourhand.dissolve(old_stream bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     told integer;
 BEGIN
     DELETE FROM hourhand.streams WHERE id = old_stream;
     WITH gone AS (
-        DELETE FROM hourhand.parked WHERE stream = old_stream RETURNING *),
+        DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM hourhand.parked WHERE stream = old_stream FOR UPDATE SKIP LOCKED))
+        RETURNING *),
     back AS (
         INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
                                     task, payload, key, tags, options, errors)
@@ -213,29 +216,36 @@ CREATE FUNCTION hourhand.open_gates(named bigint[], sweep boolean) RETURNS SETOF
 DECLARE
     g hourhand.gates;
     closed bigint;
-    room double precision;
+    present timestamptz;
+    tokens double precision;
+    room bigint;
+    opened bigint;
+    opening timestamptz;
 BEGIN
     PERFORM pg_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0);
+    present := clock_timestamp();
     FOR closed IN
-        SELECT one FROM (
-            SELECT id AS one FROM hourhand.gates WHERE opens_at <= clock_timestamp()
-            UNION SELECT unnest(named)
-            UNION SELECT waits_for FROM hourhand.streams WHERE sweep AND waits_for IS NOT NULL) AS gates
-        WHERE EXISTS (SELECT FROM hourhand.streams WHERE waits_for = one)
+        SELECT id FROM hourhand.gates WHERE opens_at <= present
+        UNION SELECT unnest(named)
+        UNION SELECT waits_for FROM hourhand.streams WHERE sweep AND waits_for IS NOT NULL
     LOOP
-        room := 10000;
         SELECT * INTO g FROM hourhand.gates WHERE id = closed FOR UPDATE;
+        room := 10000;
+        tokens := CASE WHEN g.rate IS NULL THEN room ELSE hourhand.tokens(g, present) END;
         IF g.slots IS NOT NULL THEN
-            room := least(room, g.slots - (SELECT count(*) FROM hourhand.slots s WHERE s.gate = closed));
+            room := g.slots - (SELECT count(*) FROM hourhand.slots s WHERE s.gate = closed);
         END IF;
-        IF g.rate IS NOT NULL THEN
-            room := least(room, floor(hourhand.tokens(g, clock_timestamp())));
+        room := least(room, floor(tokens));
+        opened := 0;
+        IF room > 0 THEN
+            RETURN QUERY UPDATE hourhand.streams SET waits_for = NULL WHERE id IN (
+                SELECT id FROM hourhand.streams WHERE waits_for = closed ORDER BY turn LIMIT room) RETURNING lane;
+            GET DIAGNOSTICS opened = ROW_COUNT;
         END IF;
-        CONTINUE WHEN room < 1;
-        RETURN QUERY UPDATE hourhand.streams SET waits_for = NULL WHERE id IN (
-            SELECT id FROM hourhand.streams WHERE waits_for = closed ORDER BY turn LIMIT room::integer) RETURNING lane;
-        UPDATE hourhand.gates SET opens_at = NULL WHERE id = closed AND opens_at IS NOT NULL
-            AND NOT EXISTS (SELECT FROM hourhand.streams WHERE waits_for = closed);
+        -- For the next of those that still wait for a token; who waits for a slot is let in when one is given back.
+        opening := CASE WHEN tokens - opened < 1 AND EXISTS (SELECT FROM hourhand.streams WHERE waits_for = closed)
+                        THEN present + make_interval(secs => (1 - (tokens - opened)) / g.rate) END;
+        UPDATE hourhand.gates SET opens_at = opening WHERE id = closed AND opens_at IS DISTINCT FROM opening;
     END LOOP;
 END $$;
 
@@ -363,6 +373,10 @@ BEGIN
                 UPDATE hourhand.streams s SET turn = nextval('hourhand.turns') WHERE s.id = stream.id;
             END IF;
         END LOOP;
+        -- Enough for one time; but nobody has seen what comes after.
+        IF visits >= 500 + mosts[place] AND wanted > 0 THEN
+            PERFORM pg_notify('hourhand', format('g:%s', in_lanes[place]));
+        END IF;
     END LOOP;
 END $$;
 

@@ -71,6 +71,23 @@ SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt
 FROM gone
 RETURNING lane, seq;
 
+-- name: return_streamless
+-- Runs whose stream was dissolved while somebody else had them in hand, and who were left behind there: back to their lanes.
+WITH gone AS (
+    DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
+        SELECT p.ctid FROM hourhand.parked p
+        WHERE p.stream IS NOT NULL AND NOT EXISTS (SELECT FROM hourhand.streams s WHERE s.id = p.stream)
+        LIMIT $1 FOR UPDATE OF p SKIP LOCKED))
+    RETURNING *),
+back AS (
+    INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+                                task, payload, key, tags, options, errors)
+    SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
+           task, payload, key, tags, options, errors
+    FROM gone
+    RETURNING lane, seq)
+SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, low))) FROM (SELECT lane, min(seq) AS low FROM back GROUP BY lane) AS lanes;
+
 -- name: admit
 SELECT * FROM hourhand.admit($1, $2, $3, $4, $5);
 
