@@ -15,6 +15,7 @@ from hourhand.core.actor import ACTOR, Actor
 from hourhand.core.errors import Forbidden, InvalidOption, UnknownHold, UnknownQueue
 from hourhand.engine import maintainer
 from hourhand.storage.queue import Claim, QueueGateway, queue_gateway
+from tests.db.test_encryption import K1, WORD, holding, keep
 from tests.db.test_limits import ended
 from tests.db.test_worker import working
 from tests.support.fleet import until
@@ -326,6 +327,19 @@ async def test_what_is_held_takes_nobodys_token(app: Hourhand, sql: asyncpg.Conn
         await app.holds.release(one.id)
         await until(lambda: _streams(sql, schema, 1), "them to be in line again")
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.parked WHERE stream IS NOT NULL") == 29
+
+
+async def test_an_encrypted_run_is_held_by_what_it_carries(url: str, schema: str, sql: asyncpg.Connection) -> None:
+    """Workers that have the key open it to see; the record does not tell."""
+    async with holding(url, schema, K1) as app:
+        hold = await app.holds.add(field="word", value=WORD)
+        run, other = await keep(app).enqueue(word=WORD), await keep(app).enqueue(word=f"{WORD}s")
+        async with working(app):
+            assert await other.result(30) == len(WORD) + 1
+            await held(app, 1)
+            assert WORD not in str((await app.audit.list(action="hold.add"))[0].after)
+            await app.holds.release(hold.id)
+            assert await run.result(30) == len(WORD)
 
 
 async def _streams(sql: asyncpg.Connection, schema: str, many: int) -> bool:
