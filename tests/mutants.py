@@ -654,7 +654,7 @@ MUTANTS = [
            "tests/db/test_depth.py -k oldest_go"),
     Mutant("depth: a chain breaks where its queue is full", RULES, "    PERFORM set_config('hourhand_wake.passes', 'on', true);\n", "",
            "tests/db/test_depth.py -k next_step"),
-    Mutant("depth: a stream does not wait", "src/hourhand/storage/enqueue.py", "if Clock.monotonic() + pause > deadline:", "if True:",
+    Mutant("depth: a stream does not wait", "src/hourhand/storage/flow.py", "if Clock.monotonic() + pause > deadline:", "if True:",
            "tests/db/test_depth.py -k waits_for_room"),
     Mutant("holds: claimed by older rules", QUEUE, "          AND (SELECT version = $5 FROM hourhand.rulebook WHERE single)", "", f"{HOLDS} older_rules"),
     Mutant("holds: set aside, claimed by older rules", QUEUE, "          AND (SELECT version = $6 FROM hourhand.rulebook WHERE single)\n", "", f"{HOLDS} older_rules"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from hourhand import Context, Hourhand, Limit, Rate, Retry, Step
+from hourhand import Context, Hourhand, Limit, QueueFull, Rate, Retry, Step
 from hourhand.client import (
     AsyncClient,
     Client,
@@ -270,6 +271,22 @@ async def test_many_runs_and_their_pages(client: AsyncClient, near: Hourhand, mo
         await client.enqueue_many("count", [{}], key="k")
     with pytest.raises(InvalidPayload):
         await client.enqueue_many("count", [{"what": object()}])
+
+
+async def test_a_stream_into_a_full_queue(client: AsyncClient, near: Hourhand) -> None:
+    async def source() -> AsyncIterator[dict[str, int]]:
+        for n in range(30):
+            yield {"n": n}
+
+    await near.limits.set("queue", "shallow", max_depth=25)
+    with pytest.raises(QueueFull, match=r"queue shallow is full: 20 wait in it.*The first 20 runs are in") as full:
+        await client.enqueue_many("count", source(), commit_every=10, queue="shallow")
+    assert len(full.value.enqueued) == 20
+    with pytest.raises(QueueFull):
+        await client.enqueue_many("count", [{}] * 6, queue="shallow")
+    await client.enqueue("count", {"n": 1}, queue="shallow")
+    await near.limits.clear("queue", "shallow")
+    assert len(await client.enqueue_many("count", source(), commit_every=10, wait=5, queue="shallow")) == 30
 
 
 async def test_a_run_is_waited_for_and_says_what_it_has_to_say(client: AsyncClient, near: Hourhand) -> None:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import asyncpg
 
-from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, InvalidOption, QueueFull, StatementRefused
 from hourhand.core.fairness import lane_of
 from hourhand.core.options import EnqueueOptions
 from hourhand.core.sealing import Sealer
 from hourhand.core.tracing import Doing, enqueueing
 from hourhand.storage.database import Database, Link, queue_full
+from hourhand.storage.flow import COPY_CHUNK, Flow, Payloads, chunks
 
-COPY_CHUNK = 20_000
-_LEAST_WAIT = 0.02
-Payloads = Iterable[str] | AsyncIterable[str]
 WAKE_EVERY = 0.005
 _NOTHING = [None] * 5
 _SHARED = ("run_id", "scheduled_at", "enqueued_at", "expires_at", "lane", "task", "payload", "tags", "options")
@@ -145,39 +141,6 @@ def call_arguments(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """How a stream of runs is put in: so many to a commit, and for how long to wait where the queue is full."""
-
-    commit_every: int | None = None
-    wait: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.commit_every is not None and not 1 <= self.commit_every <= COPY_CHUNK:
-            raise InvalidOption(f"commit_every must be a whole number from 1 to {COPY_CHUNK}, not {self.commit_every!r}")
-        if not 0 <= self.wait < 10**9:
-            raise InvalidOption(f"wait must be a number of seconds, 0 or more, not {self.wait!r}")
-        if self.wait and self.commit_every is None:
-            raise InvalidOption("wait lets a stream go on when there is room again: say commit_every as well, so that it is one")
-
-
-async def chunks(payloads: Payloads, size: int) -> AsyncIterator[list[str]]:
-    """No more than a chunk at a time is in memory."""
-    if isinstance(payloads, AsyncIterable):
-        chunk: list[str] = []
-        async for one in payloads:
-            chunk.append(one)
-            if len(chunk) == size:
-                yield chunk
-                chunk = []
-        if chunk:
-            yield chunk
-    else:
-        waiting = iter(payloads)
-        while chunk := list(islice(waiting, size)):
-            yield chunk
-
-
 class EnqueueGateway:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -217,18 +180,11 @@ class EnqueueGateway:
         """COPY, each chunk committed by itself; where the queue is full, wait for room."""
         made = array("q")
         async for chunk in chunks(payloads, flow.commit_every or COPY_CHUNK):
-            deadline = Clock.monotonic() + flow.wait
-            pause = _LEAST_WAIT
-            while True:
-                try:
-                    made.extend(await self.enqueue_many(task, chunk, queue, priority, options))
-                    break
-                except QueueFull as error:
-                    if Clock.monotonic() + pause > deadline:
-                        error.enqueued = made
-                        raise
-                await asyncio.sleep(pause)
-                pause = min(1.0, pause * 2)
+            try:
+                made.extend(await flow.with_room(partial(self.enqueue_many, task, chunk, queue, priority, options)))
+            except QueueFull as full:
+                full.enqueued = made
+                raise
         return made
 
     async def enqueue_many(

@@ -35,7 +35,8 @@ from hourhand.core.tracing import Doing, enqueueing
 from hourhand.storage import foreign, statements
 from hourhand.storage.atomic import joined, joined_sync
 from hourhand.storage.database import Database, queue_full
-from hourhand.storage.enqueue import EnqueueGateway, Flow, call_arguments
+from hourhand.storage.enqueue import EnqueueGateway, call_arguments
+from hourhand.storage.flow import Flow
 from hourhand.surfaces.access import AuditLog, Keys
 from hourhand.surfaces.alerts import Alerts
 from hourhand.surfaces.dead_letters import Dead

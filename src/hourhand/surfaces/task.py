@@ -12,7 +12,8 @@ from hourhand.core.errors import InvalidOption
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.task import TaskDefinition
 from hourhand.storage.atomic import joined_sync
-from hourhand.storage.enqueue import Flow, call_arguments
+from hourhand.storage.enqueue import call_arguments
+from hourhand.storage.flow import Flow
 from hourhand.surfaces.handle import RunHandle
 from hourhand.surfaces.views import EnqueuedRuns
 

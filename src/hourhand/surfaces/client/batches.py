@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from hourhand.core.errors import HourhandError
+from hourhand.storage.flow import Flow, chunks
 from hourhand.surfaces.client.asking import decoded
 from hourhand.surfaces.client.transport import ROOT, Call, Transport
 
 MOST_LINES = 10_000
 MOST_BYTES = 32 * 1024 * 1024
 LINES = "application/x-ndjson"
+_AT_ONCE = Flow()
 _PLACE = re.compile(r"^(?:line|job number) (\d+)")
 
 
 async def send_batches(
-    transport: Transport, path: str, query: Mapping[str, Any], items: Iterable[Any], what: str
-) -> AsyncIterator[tuple[int, Any]]:
+    transport: Transport, path: str, query: Mapping[str, Any], items: Iterable[Any] | AsyncIterable[Any], what: str,
+    flow: Flow = _AT_ONCE,
+) -> AsyncIterator[tuple[int, Any]]:  # fmt: skip
     """One request after the other, each made when the one before is in: how many lines it had, and its answer."""
     done = 0
     try:
-        for lines in _parts(items):
-            call = Call("POST", ROOT + path, query, b"".join(lines), LINES, patient=True)
-            answer = decoded(await transport.send(call))
+        async for lines in _parts(items, min(MOST_LINES, flow.commit_every or MOST_LINES)):
+            body = b"".join(lines)
+
+            async def send(body: bytes = body) -> Any:
+                # Each time a request of its own: the same one would be answered as before.
+                return decoded(await transport.send(Call("POST", ROOT + path, query, body, LINES, patient=True)))
+
+            answer = await flow.with_room(send)
             yield len(lines), answer
             done += len(lines)
     except HourhandError as error:
@@ -35,20 +43,17 @@ async def send_batches(
         raise _placed(error, done, what) from error.__cause__
 
 
-def _parts(items: Iterable[Any]) -> Iterator[list[bytes]]:
-    lines: list[bytes] = []
-    size = 0
-    for one in items:
-        line = msgspec.json.encode(one) + b"\n"
-        if lines and size + len(line) > MOST_BYTES:
-            yield lines
-            lines, size = [], 0
-        lines.append(line)
-        size += len(line)
-        if len(lines) == MOST_LINES:
-            yield lines
-            lines, size = [], 0
-    if lines:
+async def _parts(items: Iterable[Any] | AsyncIterable[Any], most: int) -> AsyncIterator[list[bytes]]:
+    async for chunk in chunks(items, most):
+        lines: list[bytes] = []
+        size = 0
+        for one in chunk:
+            line = msgspec.json.encode(one) + b"\n"
+            if lines and size + len(line) > MOST_BYTES:
+                yield lines
+                lines, size = [], 0
+            lines.append(line)
+            size += len(line)
         yield lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,11 +15,12 @@ import msgspec
 
 from hourhand.core import ids
 from hourhand.core.actor import Actor
-from hourhand.core.errors import ConfigurationError, InvalidOption
+from hourhand.core.errors import ConfigurationError, InvalidOption, QueueFull
 from hourhand.core.options import EnqueueOptions, merge
 from hourhand.core.payload import encode_untyped
 from hourhand.core.task import check_name
 from hourhand.core.tracing import enqueueing
+from hourhand.storage.flow import Flow
 from hourhand.surfaces import wire
 from hourhand.surfaces.client import events
 from hourhand.surfaces.client.alerts import Alerts
@@ -93,24 +94,32 @@ class AsyncClient(Asking):
                 doing.note({"messaging.message.id": made["run_id"], "hourhand.run_id": made["run_id"]})
         return RunHandle(self, ids.parse_run_id(made["run_id"]), made["duplicate"])
 
-    async def enqueue_many(self, /, task: str, payloads: Iterable[Mapping[str, Any]], **options: Any) -> EnqueuedRuns:
-        """Enqueue many runs of a task, in requests of at most 10,000.
+    async def enqueue_many(
+        self, /, task: str, payloads: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], *, commit_every: int | None = None,
+        wait: float = 0.0, **options: Any,
+    ) -> EnqueuedRuns:  # fmt: skip
+        """Enqueue many runs of a task, in requests of at most 10,000, or of `commit_every`.
 
-        A request is all or none. Of more than 10,000 runs, those of the requests before one that fails are in, and the error
-        says so.
+        A request is all or none. Of more runs than that, those of the requests before one that fails are in, and the error says
+        so. Where the queue is full, it waits for room, up to `wait` seconds each time.
         """
+        flow = Flow(commit_every, wait)
         common = _run(task, options)
         if "key" in common:
             raise InvalidOption("of many runs one could have the key, and the others would be its duplicates; leave it out")
 
-        def lines() -> Iterator[dict[str, Any]]:
-            for payload in payloads:
-                yield {**common, "payload": _payload(task, payload)}
+        def line(payload: Mapping[str, Any]) -> dict[str, Any]:
+            return {**common, "payload": _payload(task, payload)}
 
+        lines = (line(one) async for one in payloads) if isinstance(payloads, AsyncIterable) else map(line, payloads)
         numbers: list[int] = []
         with enqueueing(task) or nullcontext() as doing:
-            async for _, answer in send_batches(self._transport, "/runs/batch", {}, lines(), "run"):
-                numbers += map(ids.parse_run_id, answer["run_ids"])
+            try:
+                async for _, answer in send_batches(self._transport, "/runs/batch", {}, lines, "run", flow):
+                    numbers += map(ids.parse_run_id, answer["run_ids"])
+            except QueueFull as full:
+                full.enqueued = EnqueuedRuns(numbers)
+                raise
             if doing is not None:
                 doing.note({"messaging.batch.message_count": len(numbers)})
         return EnqueuedRuns(numbers)
