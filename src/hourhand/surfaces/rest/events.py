@@ -107,7 +107,7 @@ class Hub:
                 await asyncio.wait([ended], timeout=BEAT)
                 if not ended.done():
                     await connection.execute("SELECT 1")
-        except (asyncpg.PostgresError, OSError, asyncpg.InterfaceError) as error:
+        except (asyncpg.PostgresError, OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             if not is_lost(error):
                 raise
         finally:

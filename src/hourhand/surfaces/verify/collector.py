@@ -46,7 +46,9 @@ class Witness:
     async def watch(self, url: Any) -> None:
         """Until cancelled. `url()` may change: a standby takes over at another address."""
         while True:
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError):
+            with suppress(
+                OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, asyncio.TimeoutError
+            ):
                 async with admin(url()) as connection:
                     await self.look(connection)
             await asyncio.sleep(_LOOK_EVERY)

@@ -310,7 +310,7 @@ class IdleTransaction(_OnConnection):
 async def _close(connection: asyncpg.Connection) -> None:
     try:
         await connection.close(timeout=5)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
         connection.terminate()
 
 

@@ -294,7 +294,7 @@ class ScratchServer:
                 connection = await asyncpg.connect(self.url(), timeout=5)
             except asyncpg.TooManyConnectionsError:
                 return Clock.monotonic()
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
                 if not self.running or Clock.monotonic() > deadline:
                     raise EmbeddedServerError(
                         f"the scratch PostgreSQL does not let us in ({error}); {self.log} says:\n{self._log_tail()}"

@@ -331,7 +331,7 @@ async def _quiet(arena: Arena, tell: Tell) -> None:
     await arena.crew.revive()
     deadline = Clock.monotonic() + _TO_FINISH
     while Clock.monotonic() < deadline:
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             async with admin(arena.admin_url) as connection:
                 left = sum((await leftovers(connection, arena.schema)).values())
                 overdue = await connection.fetchval(
