@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -110,7 +111,11 @@ async def schema(url: str, request: pytest.FixtureRequest) -> AsyncIterator[str]
     await connection.close()
     yield name
     connection = await asyncpg.connect(url)
-    await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+    for _ in range(5):
+        # Somebody who was cut off may still be reading in it.
+        with contextlib.suppress(asyncpg.DeadlockDetectedError):
+            await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+            break
     await connection.close()
 
 

@@ -170,7 +170,7 @@ async def test_a_rate_holds_over_the_fleet(fleet: Ruled, client: Hourhand, sql: 
     for first in range(len(starts)):
         for last in range(first, len(starts)):
             # A start is written down a moment after it was let in: by that much two may seem closer than they were.
-            assert last - first + 1 <= 10 + 50 * (starts[last] - starts[first] + 0.1) + 1
+            assert last - first + 1 <= 10 + 50 * (starts[last] - starts[first] + 0.5) + 1
 
 
 async def _refilled(sql: asyncpg.Connection, schema: str) -> bool:

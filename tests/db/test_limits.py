@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 import asyncpg
@@ -19,6 +19,13 @@ from tests.db.test_worker import working
 from tests.support.fleet import until
 
 pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+async def app(url: str, schema: str) -> AsyncIterator[Hourhand]:
+    """Nobody looks around while a test lasts: what goes on does so because somebody was told."""
+    async with Hourhand(url, schema=schema, lease=30.0, grace=0.5, poll=600.0) as one:
+        yield one
 
 
 class Inside:
@@ -146,21 +153,24 @@ async def test_a_bucket_lets_its_burst_through_and_then_its_rate(app: Hourhand) 
             assert last - first + 1 <= 5 + 20 * (starts[last] - starts[first]) + 2
 
 
-async def test_tenants_take_turns(app: Hourhand) -> None:
-    inside = Inside()
+async def test_tenants_take_turns(app: Hourhand, sql: asyncpg.Connection) -> None:
+    order = []
 
     @app.task(fair_key="tenant")
     async def work(ctx: Context, tenant: str) -> None:
-        await inside.stay(tenant)
+        order.append(tenant)
+        if len(order) == 20:
+            await work.enqueue(tenant="small")
+            await until(in_line, "the small one to be in line")
+
+    async def in_line() -> bool:
+        waits = await sql.fetchval(f"SELECT count(*) FROM {app.settings.schema}.streams WHERE fair = 'small'")
+        return bool(waits) or "small" in order
 
     await work.enqueue_many([{"tenant": "large"}] * 300)
-    async with working(app, concurrency=1):
-        await until(lambda: _reached(inside.order, 20), "the large one to be under way")
-        before = len(inside.order)
-        await work.enqueue(tenant="small")
-        await until(lambda: _has(inside.order, "small"), "the small one's turn")
-        assert inside.order.index("small") - before <= 6
+    async with working(app, concurrency=2):
         await ended(app, 301)
+    assert order.index("small") <= 40
 
 
 async def _reached(order: Sequence[object], many: int) -> bool:
@@ -400,8 +410,9 @@ async def test_who_is_on_probation_needs_a_slot_too(app: Hourhand, sql: asyncpg.
     await ruled.line_up([lane], [0], 100, version)
     assert await ruled.admit(node, version, [(lane, 5)], ["careful"], names) == []
     assert await plain.hand_back(node, [held.run_number], [held.token]) == [held.run_number]
-    assert await ruled.open_gates(held.gates or [], sweep=False) == [lane]
-    (other,) = await ruled.admit(node, version, [(lane, 5)], ["careful"], names)
+    assert await ruled.open_gates(held.gates or [], sweep=False) == ({lane}, None)
+    assert await ruled.admit(node, version, [(lane, 5)], ["careful"], names) == []
+    (other,) = await ruled.admit(node, version, [(lane, 5)], ["careful"], names, suspects=1)
     assert other.crashes == 1
     await plain._link.close()
     await ruled._link.close()
@@ -494,12 +505,12 @@ async def test_nobody_looks_all_the_time_while_a_rate_is_waited_for(app: Hourhan
         await ended(app, 2)
         # A stretch of time, not a deadline: whoever looks without pause does so hundreds of times in it.
         before = trips["open_gates"].count + trips["admit"].count
-        surveys = trips["survey"].count
+        heartbeats = trips["tick"].count
 
         async def later() -> bool:
-            return trips["survey"].count >= surveys + 3
+            return trips["tick"].count >= heartbeats + 3
 
-        await until(later, "three surveys")
+        await until(later, "three ticks of the maintainer")
         assert trips["open_gates"].count + trips["admit"].count - before < 60
         opening = await sql.fetchval(f"SELECT max(opens_at) - now() FROM {app.settings.schema}.gates")
         assert opening > timedelta(minutes=30)
@@ -548,11 +559,90 @@ async def test_more_streams_than_are_looked_at_in_one_time(app: Hourhand) -> Non
 
     await closed.enqueue_many([{"n": n} for n in range(1_500)])
     await open_.enqueue(n=0)
-    async with working(app, concurrency=5) as worker:
-
-        async def busy() -> bool:
-            return worker.executor.busy > 0
-
-        await until(busy, "the first to be inside")
-        worker.claimer._next_survey = float("inf")
+    async with working(app, concurrency=5):
         await asyncio.wait_for(passed.wait(), 60)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once", "exactly_once"])
+async def test_a_rate_and_a_limit_are_used_to_the_full(app: Hourhand, delivery: str) -> None:
+    """Runs that end at once: whoever waits for a token or a slot has it as soon as it is there."""
+    starts: list[float] = []
+
+    @app.task(rate=Rate("20/s", burst=1), concurrency=1, delivery=delivery)
+    async def call(ctx: Context) -> None:
+        starts.append(asyncio.get_running_loop().time())
+
+    async with working(app):
+        await call.enqueue_many([{}] * 15)
+        await ended(app, 15)
+    # A start may come late, so that the next one seems early; on the whole none does.
+    assert starts[-1] - starts[0] > 0.9 * 14 / 20
+
+
+async def test_room_goes_to_whoever_can_use_it(app: Hourhand) -> None:
+    """Others are before them: whose own limit is reached, whose runs were cancelled, who are in a queue that others serve."""
+    gate, seen = asyncio.Event(), list[str]()
+
+    @app.task(concurrency=[Limit(7), Limit(1, key="who")])
+    async def work(ctx: Context, who: str, wait: bool = False) -> None:
+        seen.append(who)
+        if wait:
+            await gate.wait()
+
+    async def started(*who: str) -> None:
+        async def there() -> bool:
+            return {*who} <= {*seen}
+
+        await until(there, f"{who} to start")
+
+    leave = asyncio.Event()
+
+    @app.task(concurrency=[Limit(1), Limit(1, key="who")])
+    async def narrow(ctx: Context, who: str) -> None:
+        seen.append(who)
+        if who == "first":
+            await leave.wait()
+
+    async with working(app, concurrency=20, queues=["default"]), working(app, concurrency=20, queues=["other"]):
+        for n in range(6):
+            await work.enqueue(who=f"x{n}", wait=True)
+        await work.enqueue(who="z", wait=False)
+        await started(*(f"x{n}" for n in range(6)), "z")
+        for n in range(6):
+            await work.enqueue(who=f"x{n}")
+        await work.enqueue(who="z")
+        for n in range(3):
+            await work.enqueue(who=f"y{n}")
+            await work.options(queue="other").enqueue(who=f"w{n}")
+        await started("y0", "y1", "y2", "w0", "w1", "w2")
+        await narrow.enqueue(who="first")
+        await started("first")
+        before = [await narrow.enqueue(who=f"gone{n}") for n in range(5)]
+        last = await narrow.enqueue(who="last")
+        for handle in before:
+            await app.runs.cancel(handle.id)
+        leave.set()
+        await last.result(30)
+        gate.set()
+
+
+async def test_managed_and_plain_queues_keep_their_shares(app: Hourhand) -> None:
+    order: list[str] = []
+    app.queue("managed", fair_key="tenant")
+
+    @app.task(queue="managed", priority="high")
+    async def urgent(ctx: Context, tenant: int) -> None:
+        order.append("high")
+        await asyncio.sleep(0.001)
+
+    @app.task(queue="plain", priority="low")
+    async def plain(ctx: Context) -> None:
+        order.append("low")
+        await asyncio.sleep(0.001)
+
+    await urgent.enqueue_many([{"tenant": n % 5} for n in range(1_500)])
+    await plain.enqueue_many([{}] * 1_500)
+    async with working(app, concurrency=10):
+        await until(lambda: _reached(order, 1_500), "the first of them")
+    for part in range(300, 1_500, 300):
+        assert 20 <= order[part : part + 300].count("low") <= 80, [order[n : n + 300].count("low") for n in range(0, 1_500, 300)]

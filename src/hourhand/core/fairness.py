@@ -83,7 +83,8 @@ class FairShare:
         return -self._credit[index]
 
     def took(self, lane: int, count: int) -> None:
-        self._credit[lane % LANES_PER_QUEUE] -= count
+        if not self._strict:
+            self._credit[lane % LANES_PER_QUEUE] -= count
 
     def _take_turns(self, index: int, lanes: list[int], count: int) -> list[tuple[int, int]]:
         """Share `count` between the queues of one class; the odd ones go on round from where they stopped."""

@@ -6,7 +6,6 @@ What survives a crash: everything is in the tables. A slot goes with the claim t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,8 +13,7 @@ import msgspec
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import ConfigurationError, DatabaseUnavailable
-from hourhand.core.fairness import queue_of
+from hourhand.core.errors import ConfigurationError, DatabaseUnavailable, LockTimeout
 from hourhand.core.limits import Hold, binds, keys_of
 from hourhand.core.marks import LowWaterMark
 from hourhand.core.registry import Registry
@@ -23,6 +21,7 @@ from hourhand.core.sealing import SIGN, Sealer
 from hourhand.engine.completer import Completer
 from hourhand.engine.node import Node
 from hourhand.storage.admission import AdmissionGateway, Rulebook
+from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, Survey
 
 log = structlog.get_logger("hourhand.admitter")
@@ -45,6 +44,8 @@ class Admitter:
         """Lanes in which somebody may be admitted."""
         self.opens_at: float | None = None
         """When a rate will let somebody through, by this process's clock."""
+        self.managed: set[str] = set()
+        """Queues whose runs are only ever admitted."""
         self.admitted = 0
 
     async def declare(self, registry: Registry, app: str) -> None:
@@ -57,13 +58,21 @@ class Admitter:
                 f"{keyed!r} has a limit or a fair key that goes by an argument, and payloads are encrypted here: the database, "
                 "which counts, cannot see it. Give it a limit without a key, or leave this worker without HOURHAND_ENCRYPTION_KEYS"
             )
-        with contextlib.suppress(DatabaseUnavailable):
-            before = await self._gateway.declared_rules(app)
-            for scope, name in sorted({*before, *rules}):
-                rule = rules.get((scope, name)) or {}
-                if rule or (scope, name) in before:
-                    await self._gateway.declare_rule(scope, name, {**rule, "app": app} if rule else {})
-            await self._gateway.manage_queues(sorted({one.queue for one in registry.tasks.values() if binds(one.rule)}))
+        patience = Patience()
+        while True:
+            # Not without them: nobody would notice that limits do not hold.
+            try:
+                before = await self._gateway.declared_rules(app)
+                for scope, name in sorted({*before, *rules}):
+                    rule = rules.get((scope, name)) or {}
+                    if rule or (scope, name) in before:
+                        await self._gateway.declare_rule(scope, name, {**rule, "app": app} if rule else {})
+                await self._gateway.manage_queues(sorted({one.queue for one in registry.tasks.values() if binds(one.rule)}))
+                return
+            except DatabaseUnavailable as error:
+                if patience.first:
+                    log.warning("rules.waiting", error=str(error))
+                await patience.wait()
 
     @property
     def pending(self) -> bool:
@@ -90,15 +99,22 @@ class Admitter:
         """Whatever has room, whether anybody said so or not."""
         self._sweep = True
 
-    async def open_gates(self, serves: Callable[[int], bool]) -> bool:
-        """Where there is room again. True: there was."""
+    async def open_gates(self) -> set[int]:
+        """Where there is room again: in which lanes."""
         if not (self._freed or self._sweep or self._due):
-            return False
-        freed, sweep = sorted(self._freed), self._sweep
+            return set()
+        freed, sweep = self._freed, self._sweep
         self._freed, self._sweep, self.opens_at = set(), False, None
-        lanes = await self._gateway.open_gates(freed, sweep=sweep)
-        self.open.update(lane for lane in lanes if serves(queue_of(lane)))
-        return bool(lanes)
+        try:
+            lanes, opening = await self._gateway.open_gates(sorted(freed), sweep=sweep)
+        except LockTimeout:
+            self._freed, self._sweep = self._freed | freed, True
+            raise
+        self._wait_for(opening)
+        return lanes
+
+    def _wait_for(self, opening: float | None) -> None:
+        self.opens_at = None if opening is None else Clock.monotonic() + max(_LEAST_PAUSE, opening)
 
     async def line_up(self, lanes: Sequence[int], mark: Callable[[int], LowWaterMark]) -> bool:
         """Out of their lanes, all of them: whose turn it is shows only when everybody is there. True: there were some."""
@@ -122,19 +138,22 @@ class Admitter:
             lanes, began = more, ended
         return some
 
-    async def admit(self, plan: Sequence[tuple[int, int]], survey: Survey) -> list[Claim]:
+    async def admit(self, plan: Sequence[tuple[int, int]], survey: Survey, suspects: int) -> list[Claim]:
         """At most so many of each lane. A lane that gives less has nobody left to admit, for now."""
         if not plan:
             return []
         self.open.difference_update(lane for lane, _ in plan)
-        claims = await self._gateway.admit(self._node.id, self.rules.version, plan, self._tasks, survey.names)
+        try:
+            claims = await self._gateway.admit(self._node.id, self.rules.version, plan, self._tasks, survey.names, suspects)
+        except LockTimeout:
+            self.open.update(lane for lane, _ in plan)
+            raise
         counts = dict.fromkeys((lane for lane, _ in plan), 0)
         for claim in claims:
             counts[claim.lane] += 1
         self.open.update(lane for lane, most in plan if counts[lane] == most)
         if len(claims) < sum(most for _, most in plan):
-            opening = await self._gateway.next_opening()
-            self.opens_at = None if opening is None else Clock.monotonic() + max(_LEAST_PAUSE, opening)
+            self._wait_for(await self._gateway.next_opening())
         self.admitted += len(claims)
         return claims
 
@@ -144,13 +163,13 @@ class Admitter:
 
     async def sort_out(self, claims: list[Claim]) -> list[Claim]:
         """Those that may start here. The others go where the rules have them wait."""
-        if not (self.rules.tasks or self.rules.holds):
+        if not (self.rules.tasks or self.rules.holds or self.managed):
             return claims
         good, strays = [], set()
         for claim in claims:
-            if self.hold_on(claim) is not None:
-                self.set_aside(claim)
-            elif claim.gates is None and claim.task in self.rules.tasks:
+            if (hold := self.hold_on(claim)) is not None:
+                self._completer.park(claim, hold.id)
+            elif self.passes_by(claim):
                 strays.add(claim.queue)
                 self._completer.hand_back(claim)
             else:
@@ -165,9 +184,9 @@ class Admitter:
             (one for one in self.rules.holds if one.covers(claim.queue, claim.task, claim.tags, lambda: self._read(claim))), None
         )
 
-    def set_aside(self, claim: Claim) -> None:
-        hold = self.hold_on(claim)
-        self._completer.park(claim, None if hold is None else hold.id)
+    def passes_by(self, claim: Claim) -> bool:
+        """Whether it would start without the slots that the rules want it to have."""
+        return claim.gates is None and (claim.task in self.rules.tasks or claim.queue in self.managed)
 
     def _read(self, claim: Claim) -> Any:
         try:

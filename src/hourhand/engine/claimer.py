@@ -13,7 +13,7 @@ from collections.abc import Collection
 import structlog
 
 from hourhand.core.clock import Clock
-from hourhand.core.errors import DatabaseUnavailable
+from hourhand.core.errors import DatabaseUnavailable, LockTimeout
 from hourhand.core.fairness import LANES_PER_QUEUE, FairShare, queue_of
 from hourhand.core.marks import LowWaterMark
 from hourhand.core.settings import Settings
@@ -31,6 +31,8 @@ LARGEST_CLAIM = 1_000
 LARGEST_STOCK = 2_000
 STOCK_SECONDS = 0.25
 """How much work to hold ahead, in seconds at the present rate: slow runs are not hoarded."""
+ADMISSION_TIMEOUT = 0.25
+"""Seconds that a claimer waits for whoever is deciding about limits just now: the plain runs are not to wait for that."""
 DOUBT = 60.0
 """Seconds after a lost answer during which rows may still turn up under our name."""
 
@@ -60,6 +62,7 @@ class Claimer:
         self._rate = 0.0
         self._measured = (Clock.monotonic(), 0)
         self.stealer = Stealer(gateway, node, executor, completer, settings.poll, self._deliver)
+        self._again_at = 0.0
         self.stopping = False
         self.claims = 0
         """Claiming statements that were answered."""
@@ -123,6 +126,8 @@ class Claimer:
         patience = Patience()
         while not self.stopping:
             try:
+                if Clock.monotonic() >= self._next_survey:
+                    await self._look(Clock.monotonic())
                 doubtful = Clock.monotonic() < self._doubt_until
                 took = await self.stealer.run_once(doubtful=doubtful)
                 took = await self.run_once() or took
@@ -160,11 +165,13 @@ class Claimer:
         news = await self._line_up()
         # A word may have named a queue that the survey has not met: it is met next time.
         lanes = {lane for lane in self._lanes if self._is_plain(lane)}
-        shares = self._fair.split(lanes | self._admitter.open, want - took)
-        plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in shares]
-        ruled = [one for one in plan if one[0] not in lanes]
+        ruled = self._admitter.open - lanes if news is not None else set()
         if ruled:
-            took += await self._admit(ruled, news)
+            # Nobody is admitted ahead; and if the others were claimed ahead beside it, shares would not be kept.
+            want = min(want, took + self._room())
+        plan = [(lane, min(share, LARGEST_CLAIM)) for lane, share in self._fair.split(lanes | ruled, want - took)]
+        if ruled:
+            took += await self._admit([one for one in plan if one[0] in ruled], bool(news))
         plain = [one for one in plan if one[0] in lanes]
         if plain:
             took += await self._claim(plain)
@@ -178,24 +185,39 @@ class Claimer:
             return 0
         return await self._claim([(lane, -(-most // len(urgent))) for lane in urgent])
 
-    async def _line_up(self) -> bool:
-        """What has come into managed queues, in line; and who may be let in again. True: others should hear of it."""
+    async def _line_up(self) -> bool | None:
+        """What has come into managed queues, in line; and who may be let in again. True: others should hear of it. None: somebody
+        has been deciding for long, and is not waited for."""
+        if Clock.monotonic() < self._again_at:
+            return None
         lanes = [lane for lane in self._lanes if queue_of(lane) in self._survey.managed]
         self._lanes.difference_update(lanes)
-        came = await self._admitter.line_up(lanes, self._mark) if lanes else False
-        return await self._admitter.open_gates(self._serves) or came
+        try:
+            came = await self._admitter.line_up(lanes, self._mark) if lanes else False
+            opened = await self._admitter.open_gates()
+        except LockTimeout:
+            self._lanes.update(lanes)
+            self._again_at = Clock.monotonic() + ADMISSION_TIMEOUT
+            return None
+        elsewhere = {lane for lane in opened if not self._serves(queue_of(lane))}
+        self._admitter.open |= opened - elsewhere
+        if elsewhere:
+            await self._gateway.notify([f"g:{lane}" for lane in sorted(elsewhere)])
+        return bool(opened) or came
+
+    def _room(self) -> int:
+        """Whoever is admitted keeps others out: only as many as will start at once. Behind a stock of plain runs they go first."""
+        executor = self._executor
+        room = executor.concurrency + executor.appetite - executor.busy - executor.admitted
+        return max(room, -(-executor.concurrency // 4) - executor.admitted) if executor.deque else room
 
     async def _admit(self, plan: list[tuple[int, int]], news: bool) -> int:
-        # Whoever is admitted keeps others out: only as many as will start at once. Behind a stock of plain runs they go first.
-        room = self._executor.concurrency - self._executor.busy - self._executor.admitted
-        if self._executor.deque:
-            room = max(room, -(-self._executor.concurrency // 4) - self._executor.admitted)
-        shares = []
-        for lane, share in plan:
-            shares.append((lane, min(share, room)))
-            room -= shares[-1][1]
         node = self._node.id
-        claims = await self._admitter.admit([one for one in shares if one[1] > 0], self._survey)
+        try:
+            claims = await self._admitter.admit(plan, self._survey, max(0, self._executor.room_for_suspects))
+        except LockTimeout:
+            self._again_at = Clock.monotonic() + ADMISSION_TIMEOUT
+            return 0
         self._count(claims)
         if node != self._node.id:
             return 0  # as with lanes: they were claimed by an incarnation that has been declared dead
@@ -287,9 +309,11 @@ class Claimer:
             self._admitter.sweep()
         self._give_back_surplus()
         self._executor.give_back({survey.names[queue] for queue in survey.paused})
-        if changed and self._admitter.rules.holds:
-            for claim in self._executor.take_out(self._admitter.hold_on):
-                self._admitter.set_aside(claim)
+        self._admitter.managed = {survey.names[queue] for queue in survey.managed}
+        if changed:
+            # What is in stock and has not begun.
+            rules = self._admitter
+            await self._deliver(self._executor.take_out(lambda one: rules.passes_by(one) or rules.hold_on(one) is not None))
         if now < self._doubt_until:
             strays = await self._gateway.hand_back_strays(self._node.id, [*self._executor.known(), *self._completer.known()])
             if strays:
@@ -342,9 +366,9 @@ class Claimer:
 
     async def _pause(self) -> None:
         now, until = Clock.monotonic(), self._next_survey
-        opening = self._admitter.opens_at
-        if opening is not None and opening > now:  # what has opened already waits for a slot, which wakes us
-            until = min(until, opening)
+        for moment in (self._admitter.opens_at, self._again_at):
+            if moment is not None and moment > now:  # what has opened already waits for a slot, which wakes us
+                until = min(until, moment)
         if now >= self._doubt_until:
             until = min(until, self.stealer.next_look(self.claims))
         if await heard(self._wake, max(0.0, until - now)):

@@ -44,8 +44,8 @@ class Batch:
         self.strangers: list[tuple[int, int, int | None]] = []
         self.alone: set[int] = set()
         """Runs whose end takes a lock that firing takes too: never two of them in one statement."""
-        self.gates: set[int] = set()
-        """Where the ends of these make room."""
+        self.gates: dict[int, list[int]] = {}
+        """Where the ends of which make room."""
 
     def __len__(self) -> int:
         return len(self.runs) + len(self.retries) + len(self.deaths) + len(self.returns) + len(self.strangers)
@@ -152,7 +152,7 @@ class Completer:
         if claim.alone:
             self._batch.alone.add(claim.run_number)
         if claim.gates:
-            self._batch.gates.update(claim.gates)
+            self._batch.gates[claim.run_number] = claim.gates
 
     def hand_back(self, claim: Claim) -> None:
         self._batch.returns.append((claim.run_number, claim.token))
@@ -219,7 +219,7 @@ class Completer:
                     tried += part.runs
                 except LockTimeout:
                     # Of the batch itself a copy: what is in it is about to be forgotten.
-                    self._postpone(batch.only(list(range(len(batch.runs)))) if part is batch else part)
+                    self._postpone(batch, batch.only(list(range(len(batch.runs)))) if part is batch else part)
             self._count(tried, accepted, again, worker)
             batch.runs = []
         if batch.retries:
@@ -238,7 +238,7 @@ class Completer:
             runs, tokens, holds = _columns(batch.strangers)
             self._count(runs, await gateway.park(worker, runs, tokens, holds), again, worker, 0)
             batch.strangers = []
-        if batch.gates and not self.on_freed(batch.gates):
+        if batch.gates and not self.on_freed({gate for gates in batch.gates.values() for gate in gates}):
             await gateway.notify(["g"])
 
     @staticmethod
@@ -249,9 +249,10 @@ class Completer:
         parts = [batch.only(together)] if together else []
         return parts + [batch.only([place]) for place, run in enumerate(batch.runs) if run in batch.alone]
 
-    def _postpone(self, part: Batch) -> None:
+    def _postpone(self, batch: Batch, part: Batch) -> None:
         """Somebody's open transaction minds the overlap of the same job: this one waits for it, and nobody else does."""
         part.alone = set(part.known())
+        part.gates = {run: batch.gates.pop(run) for run in part.known() if run in batch.gates}
         self._postponed.append(part)
         asyncio.get_running_loop().call_later(LOCK_TIMEOUT, self._wake.set)
 
@@ -268,7 +269,7 @@ class Completer:
             except LockTimeout:
                 part = Batch(batch.worker)
                 setattr(part, kind, [row])
-                self._postpone(part)
+                self._postpone(batch, part)
         return tried, accepted
 
     async def _finish(self, batch: Batch) -> list[int]:

@@ -239,7 +239,8 @@ class Executor:
                 await bench.wait()
                 continue
             claim = bench.deque.popleft()
-            if len(self.deque) < self.hungry_below or bench is self._suspects:
+            # Also at zero: a word that came while the last claims waited for their slots found the worker sated.
+            if len(self.deque) <= self.hungry_below or bench is self._suspects:
                 self.on_hungry()
             self.taken += 1
             active = None

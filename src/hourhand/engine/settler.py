@@ -120,6 +120,8 @@ class Settler:
             self._completer.bulletin.note(claim, "succeeded")
             self._completer.measures.ended(claim, "succeeded", active.started, now)
             active.handler.took(now - active.started)
+            if claim.gates:
+                self._completer.on_freed(set(claim.gates))
             if self._chatty:
                 log.debug("run.succeeded", **ended(claim, "succeeded", active.started, now))
             return

@@ -18,7 +18,7 @@ from hourhand.core.settings import Settings
 from hourhand.core.task import check_name
 from hourhand.engine.admitter import Admitter
 from hourhand.engine.alerting import Alerting
-from hourhand.engine.claimer import Claimer
+from hourhand.engine.claimer import ADMISSION_TIMEOUT, Claimer
 from hourhand.engine.completer import LOCK_TIMEOUT, Completer
 from hourhand.engine.executor import Executor
 from hourhand.engine.maintainer import Maintainer, TaskFacts
@@ -82,7 +82,7 @@ class Worker:
         self.completer = Completer(queue_gateway(database, "completer", LOCK_TIMEOUT), 0)
         reference = options.reference or find_reference(registry)
         self.executor = Executor(registry, self.node, self.completer, database, reference, options.concurrency)
-        link = database.link("claimer")
+        link = database.link("claimer", ADMISSION_TIMEOUT)
         self.admitter = Admitter(
             AdmissionGateway(link), self.node, self.completer, sorted(self.executor.handlers), database.sealer
         )
@@ -127,7 +127,8 @@ class Worker:
             if not await self._unless_stopped(self.node.start()):
                 return
             await self.claimer.make_queues({one.queue for one in self._registry.tasks.values()} | self._registry.queues.keys())
-            await self.admitter.declare(self._registry, self._options.labels.get("app", ""))
+            if not await self._unless_stopped(self.admitter.declare(self._registry, self._options.labels.get("app", ""))):
+                return
             if not await self._unless_stopped(self._find_tracing()):
                 return
             log.info(

@@ -62,15 +62,18 @@ class AdmissionGateway:
         """The lanes and places they went to."""
         return [(row[0], row[1]) for row in await self._link.fetch("return_parked", queues, tasks, most)]
 
-    async def open_gates(self, gates: Sequence[int], *, sweep: bool) -> list[int]:
-        """The lanes in which streams are open again."""
-        return [row[0] for row in await self._link.fetch("open_gates", gates, sweep)]
+    async def open_gates(self, gates: Sequence[int], *, sweep: bool) -> tuple[set[int], float | None]:
+        """The lanes in which streams are open again, and in how many seconds a rate lets somebody through."""
+        *opened, last = await self._link.fetch("open_gates", gates, sweep)
+        return {row[0] for row in opened}, last[1]
 
     async def admit(
-        self, worker: int, version: int, plan: Sequence[tuple[int, int]], tasks: Sequence[str], names: Mapping[int, str]
-    ) -> list[Claim]:
+        self, worker: int, version: int, plan: Sequence[tuple[int, int]], tasks: Sequence[str], names: Mapping[int, str],
+        suspects: int = 0,
+    ) -> list[Claim]:  # fmt: skip
+        """`suspects`: how many of those on probation may be among them."""
         lanes, mosts = [lane for lane, _ in plan], [most for _, most in plan]
-        rows = await self._link.fetch("admit", worker, version, lanes, mosts, tasks)
+        rows = await self._link.fetch("admit", worker, version, lanes, mosts, tasks, suspects)
         claims = []
         for row in rows:
             claim = Claim(row[:_PLAIN], names[row[_LANE] // 4], worker)

@@ -3,7 +3,7 @@
 --
 --   ready ──line up──▶ parked, in a stream ──admit──▶ running, with a slot of each of its gates
 --
--- A stream is the runs of a lane that have to pass the same gates, for the same fair key. A gate is one limit for one value of its key.
+-- A stream is the runs of a task in a lane that have to pass the same gates, for the same fair key. A gate is one limit for one value of its key.
 -- Whoever uses none of this meets one column more in `queues`, and a trigger that does not fire.
 
 -- What is ruled about a queue or a task: by the code that declares it, and by people, whose word stands above it.
@@ -92,6 +92,7 @@ CREATE SEQUENCE hourhand.turns;
 CREATE TABLE hourhand.streams (
     id          bigint PRIMARY KEY,
     lane        integer NOT NULL,
+    task        text NOT NULL,
     gates       bigint[] NOT NULL,
     fair        text NOT NULL,
     by_deadline boolean NOT NULL,
@@ -149,6 +150,7 @@ BEGIN
     ON CONFLICT (scope, name) DO UPDATE SET
         declared = coalesce(now_declared, r.declared), ordered = coalesce(now_ordered, r.ordered)
     RETURNING * INTO new;
+    PERFORM pg_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0);
     IF in_scope = 'queue' THEN
         PERFORM hourhand.queue_number(in_name);
         UPDATE hourhand.queues SET max_depth = (new.settings->>'max_depth')::integer, overflow = new.settings->>'overflow'
@@ -162,17 +164,16 @@ BEGIN
         WHERE managed AND NOT EXISTS (
             SELECT FROM hourhand.rules r WHERE r.scope = 'queue' AND r.name = q.name AND hourhand.binds(r.settings));
     END IF;
+    PERFORM hourhand.dissolve(s.id) FROM hourhand.streams s JOIN hourhand.queues q ON q.id = s.lane / 4 WHERE NOT q.managed;
     -- What a gate lets through changes in its place; gates that the rule does not know any more let everything through.
-    PERFORM pg_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0);
     UPDATE hourhand.gates g SET slots = l.slots, rate = l.rate, burst = l.burst, opens_at = CASE WHEN g.opens_at IS NOT NULL THEN now() END
     FROM hourhand.gates o LEFT JOIN jsonb_to_recordset(coalesce(nullif(new.settings->'limits', 'null'), '[]'))
         AS l (key text, slots integer, rate double precision, burst double precision) ON l.key = o.key
     WHERE g.id = o.id AND g.rule_id = new.id;
     -- Other gates, other keys: those that wait are lined up anew.
     IF hourhand.shape(old.settings) IS DISTINCT FROM hourhand.shape(new.settings) THEN
-        PERFORM hourhand.dissolve(id) FROM hourhand.streams WHERE id IN (
-            SELECT stream FROM hourhand.parked WHERE stream IS NOT NULL AND CASE in_scope WHEN 'task' THEN task = in_name
-                ELSE lane / 4 = (SELECT id FROM hourhand.queues WHERE name = in_name) END) FOR UPDATE;
+        PERFORM hourhand.dissolve(id) FROM hourhand.streams WHERE CASE in_scope WHEN 'task' THEN task = in_name
+            ELSE lane / 4 = (SELECT id FROM hourhand.queues WHERE name = in_name) END;
     END IF;
     RETURN true;
 END $$;
@@ -210,15 +211,26 @@ CREATE FUNCTION hourhand.turn_of(deadline timestamptz) RETURNS bigint LANGUAGE s
                 ELSE (extract(epoch FROM deadline) * 1e6)::bigint END
 $$;
 
--- Streams that wait at gates which have room again take their place among the open ones, as many as there is room for; and in which
--- lanes they are. Looked at are the gates that are named, those whose rate gives a token by now, or all at which anybody waits.
-CREATE FUNCTION hourhand.open_gates(named bigint[], sweep boolean) RETURNS SETOF integer LANGUAGE plpgsql AS $$
+-- What is in a gate's bucket. The smallest part of a token is forgiven: it comes of counting in fractions.
+CREATE FUNCTION hourhand.tokens(g hourhand.gates, present timestamptz) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(g.burst, g.tokens + g.rate * greatest(0, extract(epoch FROM present - g.filled_at)::double precision)) + 1e-6
+$$;
+
+-- How many more may pass a gate now.
+CREATE FUNCTION hourhand.room(g hourhand.gates, present timestamptz) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT floor(least(10000, g.slots - (SELECT count(*) FROM hourhand.slots s WHERE s.gate = g.id), hourhand.tokens(g, present)))::bigint
+$$;
+
+-- Streams that wait at gates which have room again take their place among the open ones, as many as there is room for; in which lanes
+-- they are; and, last, in how many seconds a rate will let somebody through. Looked at are the gates that are named, those whose rate
+-- gives a token by now, or all at which anybody waits.
+CREATE FUNCTION hourhand.open_gates(named bigint[], sweep boolean) RETURNS TABLE (lane integer, next_in double precision) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
     g hourhand.gates;
     closed bigint;
     present timestamptz;
     tokens double precision;
-    room bigint;
     opened bigint;
     opening timestamptz;
 BEGIN
@@ -227,37 +239,70 @@ BEGIN
     FOR closed IN
         SELECT id FROM hourhand.gates WHERE opens_at <= present
         UNION SELECT unnest(named)
-        UNION SELECT waits_for FROM hourhand.streams WHERE sweep AND waits_for IS NOT NULL
+        UNION SELECT w.gate FROM (SELECT DISTINCT waits_for AS gate FROM hourhand.streams WHERE sweep AND waits_for IS NOT NULL) AS w
+              LEFT JOIN hourhand.gates o ON o.id = w.gate
+              LEFT JOIN (SELECT gate, count(*) AS taken FROM hourhand.slots WHERE sweep GROUP BY 1) AS inside ON inside.gate = w.gate
+              WHERE coalesce(inside.taken < o.slots, true) AND (o.rate IS NULL OR hourhand.tokens(o, present) >= 1)
     LOOP
-        SELECT * INTO g FROM hourhand.gates WHERE id = closed FOR UPDATE;
-        room := 10000;
-        tokens := CASE WHEN g.rate IS NULL THEN room ELSE hourhand.tokens(g, present) END;
-        IF g.slots IS NOT NULL THEN
-            room := g.slots - (SELECT count(*) FROM hourhand.slots s WHERE s.gate = closed);
-        END IF;
-        room := least(room, floor(tokens));
-        opened := 0;
-        IF room > 0 THEN
-            RETURN QUERY UPDATE hourhand.streams SET waits_for = NULL WHERE id IN (
-                SELECT id FROM hourhand.streams WHERE waits_for = closed ORDER BY turn LIMIT room) RETURNING lane;
-            GET DIAGNOSTICS opened = ROW_COUNT;
-        END IF;
+        SELECT * INTO g FROM hourhand.gates WHERE id = closed;
+        RETURN QUERY SELECT one, NULL::double precision FROM hourhand.let_in(closed, hourhand.room(g, present)) AS one;
+        GET DIAGNOSTICS opened = ROW_COUNT;
         -- For the next of those that still wait for a token; who waits for a slot is let in when one is given back.
-        opening := CASE WHEN tokens - opened < 1 AND EXISTS (SELECT FROM hourhand.streams WHERE waits_for = closed)
-                        THEN present + make_interval(secs => (1 - (tokens - opened)) / g.rate) END;
+        tokens := hourhand.tokens(g, present) - opened;
+        opening := CASE WHEN tokens < 1 AND EXISTS (SELECT FROM hourhand.streams WHERE waits_for = closed)
+                        THEN present + make_interval(secs => (1 - tokens) / g.rate) END;
         UPDATE hourhand.gates SET opens_at = opening WHERE id = closed AND opens_at IS DISTINCT FROM opening;
+    END LOOP;
+    RETURN QUERY SELECT NULL::integer, extract(epoch FROM min(opens_at) - clock_timestamp())::double precision
+                 FROM hourhand.gates WHERE opens_at IS NOT NULL;
+END $$;
+
+-- So many of those that wait at a gate, and can pass: not those whose runs are gone, nor those of a paused queue. The former are
+-- removed. In which lanes they are.
+CREATE FUNCTION hourhand.let_in(at_gate bigint, many bigint) RETURNS SETOF integer LANGUAGE plpgsql AS $$
+DECLARE
+    s hourhand.streams;
+BEGIN
+    IF many < 1 THEN
+        RETURN;
+    END IF;
+    FOR s IN SELECT * FROM hourhand.streams WHERE waits_for = at_gate ORDER BY turn LOOP
+        IF NOT EXISTS (SELECT FROM hourhand.parked WHERE stream = s.id) THEN
+            DELETE FROM hourhand.streams WHERE id = s.id;
+        ELSIF EXISTS (SELECT FROM hourhand.queues WHERE id = s.lane / 4 AND paused_at IS NULL) THEN
+            UPDATE hourhand.streams SET waits_for = NULL WHERE id = s.id;
+            RETURN NEXT s.lane;
+            many := many - 1;
+            EXIT WHEN many < 1;
+        END IF;
     END LOOP;
 END $$;
 
--- What is in a gate's bucket. The smallest part of a token is forgiven: it comes of counting in fractions.
-CREATE FUNCTION hourhand.tokens(g hourhand.gates, present timestamptz) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
-    SELECT least(g.burst, g.tokens + g.rate * greatest(0, extract(epoch FROM present - g.filled_at)::double precision)) + 1e-6
-$$;
+-- A stream took nothing: whoever waits at another of its gates, at which there is room, comes in its place. How many of those are in
+-- this lane; of the others their workers are told.
+CREATE FUNCTION hourhand.pass_on(at_gates bigint[], but bigint, in_lane integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    here integer := 0;
+    other integer;
+BEGIN
+    FOR other IN
+        SELECT hourhand.let_in(g.id, 1) FROM hourhand.gates g
+        WHERE g.id = ANY (at_gates) AND g.id IS DISTINCT FROM but AND EXISTS (SELECT FROM hourhand.streams WHERE waits_for = g.id)
+          AND hourhand.room(g, clock_timestamp()) > 0
+    LOOP
+        IF other = in_lane THEN
+            here := here + 1;
+        ELSE
+            PERFORM pg_notify('hourhand', format('g:%s', other));
+        END IF;
+    END LOOP;
+    RETURN here;
+END $$;
 
 -- Runs for a worker out of the streams of some lanes, at most so many of each lane, each with a slot of all of its gates. One at a
 -- time decides, over the whole fleet: what it counts stays so until it has written. Its statements are planned once: planned for each
 -- stream anew, as PostgreSQL would have it, a turn took three times as long.
-CREATE FUNCTION hourhand.admit(worker integer, page bigint, in_lanes integer[], mosts integer[], known text[])
+CREATE FUNCTION hourhand.admit(worker integer, page bigint, in_lanes integer[], mosts integer[], known text[], suspects integer)
 RETURNS TABLE (seq bigint, run_id bigint, token bigint, task text, payload jsonb, scheduled_at timestamptz, attempt smallint,
                crashes smallint, lane integer, job_id bigint, expires_at timestamptz, tags text[], options jsonb, errors jsonb, gates bigint[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -275,6 +320,9 @@ DECLARE
     stream hourhand.streams;
     gate hourhand.gates;
     tokens double precision;
+    changes integer;
+    opened integer;
+    risky bigint[];
     after_turn bigint;
     after_id bigint;
     until bigint;
@@ -287,21 +335,33 @@ BEGIN
         RETURN;
     END IF;
     mark := nextval('hourhand.claim_tokens');
+    -- Those on probation: no more than the worker can keep apart.
+    risky := ARRAY(SELECT p.run_id FROM hourhand.parked p WHERE p.crashes > 0 AND p.stream IS NOT NULL AND p.lane = ANY (in_lanes)
+                   AND p.task = ANY (known) ORDER BY p.run_id LIMIT suspects);
     FOR place IN 1 .. cardinality(in_lanes) LOOP
         wanted := mosts[place];
         CONTINUE WHEN EXISTS (SELECT FROM hourhand.queues q WHERE q.id = in_lanes[place] / 4 AND q.paused_at IS NOT NULL);
         -- A turn is the larger the fewer share: one stream gets everything, fifty get one each.
         SELECT greatest(1, wanted / greatest(1, count(*)))::integer INTO part FROM (
-            SELECT FROM hourhand.streams s WHERE s.lane = in_lanes[place] AND s.waits_for IS NULL LIMIT wanted) AS open;
+            SELECT FROM hourhand.streams s WHERE s.lane = in_lanes[place] AND s.waits_for IS NULL AND s.task = ANY (known) LIMIT wanted) AS open;
         visits := 0;
+        changes := 0;
+        opened := 0;
         after_turn := -1;
         after_id := -9223372036854775808;
         WHILE wanted > 0 AND visits < 500 + mosts[place] LOOP
             visits := visits + 1;
             SELECT s.* INTO stream FROM hourhand.streams s
-            WHERE s.lane = in_lanes[place] AND s.waits_for IS NULL AND (s.turn, s.id) > (after_turn, after_id)
-            ORDER BY s.turn, s.id LIMIT 1 FOR UPDATE;
-            EXIT WHEN NOT FOUND;
+            WHERE s.lane = in_lanes[place] AND s.waits_for IS NULL AND s.task = ANY (known) AND (s.turn, s.id) > (after_turn, after_id)
+            ORDER BY s.turn, s.id LIMIT 1;
+            IF NOT FOUND THEN
+                EXIT WHEN opened = 0;
+                -- Some have come in whose turn was before: once more from the beginning.
+                opened := 0;
+                after_turn := -1;
+                after_id := -9223372036854775808;
+                CONTINUE;
+            END IF;
             after_turn := stream.turn;
             after_id := stream.id;
             IF (SELECT count(*) FROM hourhand.gates g WHERE g.id = ANY (stream.gates)) < cardinality(stream.gates) THEN
@@ -311,7 +371,7 @@ BEGIN
             END IF;
             room := CASE WHEN stream.by_deadline THEN wanted ELSE least(wanted, part) END;
             closed := NULL;
-            FOR gate IN SELECT g.* FROM hourhand.gates g WHERE g.id = ANY (stream.gates) ORDER BY g.id FOR UPDATE LOOP
+            FOR gate IN SELECT g.* FROM hourhand.gates g WHERE g.id = ANY (stream.gates) ORDER BY g.id LOOP
                 IF gate.slots IS NOT NULL THEN
                     room := least(room, gate.slots - (SELECT count(*) FROM hourhand.slots s WHERE s.gate = gate.id));
                 END IF;
@@ -329,6 +389,8 @@ BEGIN
             END LOOP;
             IF closed IS NOT NULL THEN
                 UPDATE hourhand.streams s SET waits_for = closed WHERE s.id = stream.id;
+                opened := opened + hourhand.pass_on(stream.gates, closed, in_lanes[place]);
+                changes := changes + 1;
                 CONTINUE;
             END IF;
             -- By deadline: only as far as this stream's runs come before those of the next one.
@@ -341,7 +403,9 @@ BEGIN
             WITH picked AS (
                 DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
                     SELECT p.ctid FROM hourhand.parked p
-                    WHERE p.stream = stream.id AND p.task = ANY (known) AND (until IS NULL OR hourhand.turn_of(p.due) <= until)
+                    WHERE p.stream = stream.id AND (until IS NULL OR hourhand.turn_of(p.due) <= until)
+                      AND (p.expires_at IS NULL OR p.expires_at > present)
+                      AND (p.crashes = 0 OR p.run_id = ANY (risky))
                     ORDER BY p.due, p.seq LIMIT room FOR UPDATE SKIP LOCKED))
                 RETURNING *),
             placed AS (SELECT run_id, row_number() OVER (ORDER BY due, seq) AS place FROM picked),
@@ -365,7 +429,12 @@ BEGIN
             UPDATE hourhand.gates g SET filled_at = present, tokens = hourhand.tokens(g, present) - taken
             WHERE taken > 0 AND g.id = ANY (stream.gates) AND g.rate IS NOT NULL;
             SELECT p.due INTO first FROM hourhand.parked p WHERE p.stream = stream.id ORDER BY p.due, p.seq LIMIT 1;
-            IF NOT FOUND THEN
+            changes := changes + taken;
+            IF taken = 0 THEN
+                opened := opened + hourhand.pass_on(stream.gates, NULL, in_lanes[place]);
+            END IF;
+            IF first IS NULL THEN
+                changes := changes + 1;
                 DELETE FROM hourhand.streams s WHERE s.id = stream.id;
             ELSIF stream.by_deadline THEN
                 UPDATE hourhand.streams s SET turn = hourhand.turn_of(first) WHERE s.id = stream.id AND s.turn <> hourhand.turn_of(first);
@@ -374,10 +443,28 @@ BEGIN
             END IF;
         END LOOP;
         -- Enough for one time; but nobody has seen what comes after.
-        IF visits >= 500 + mosts[place] AND wanted > 0 THEN
+        IF visits >= 500 + mosts[place] AND wanted > 0 AND changes > 0 THEN
             PERFORM pg_notify('hourhand', format('g:%s', in_lanes[place]));
         END IF;
     END LOOP;
+END $$;
+
+-- Gates at which nobody waits, inside which nobody is, and whose bucket is full again: not while anybody comes to one.
+CREATE FUNCTION hourhand.tidy_gates(most integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    gone bigint;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0) THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM hourhand.gates WHERE id = ANY (ARRAY(
+        SELECT g.id FROM hourhand.gates g
+        WHERE NOT EXISTS (SELECT FROM hourhand.slots s WHERE s.gate = g.id)
+          AND g.id NOT IN (SELECT unnest(gates) FROM hourhand.streams)
+          AND (g.rate IS NULL OR hourhand.tokens(g, clock_timestamp()) >= g.burst)
+        LIMIT most));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
 END $$;
 
 -- Runs that wait in a queue, counted no further than is asked.

@@ -2,7 +2,7 @@
 
 -- name: line_up
 -- Runs of managed lanes ($1), from place $2 on, at most $3 of each, out of `ready` into their streams, by the rules of version $4,
--- which nobody changes meanwhile; under the lock of admission, since both take many streams in orders of their own.
+-- which nobody changes meanwhile; those that are held back stay apart; under the lock of admission, since both take many streams in orders of their own.
 WITH page AS MATERIALIZED (
     SELECT pg_advisory_xact_lock('hourhand.gates'::regclass::oid::integer, 0)
     FROM (SELECT version FROM hourhand.rulebook WHERE version = $4 FOR SHARE) AS book),
@@ -31,26 +31,32 @@ made_gates AS (
     SELECT DISTINCT ON (gate) gate, rule_id, key, left(value, 200), slots, rate, burst, coalesce(burst, 0) FROM asked ORDER BY gate
     ON CONFLICT (id) DO NOTHING),
 placed AS MATERIALIZED (
-    SELECT m.*, coalesce(g.gates, '{}') AS gates, coalesce(f.fair, '') AS fair, coalesce(f.by_deadline, false) AS by_deadline,
+    SELECT m.*, h.id AS hold, coalesce(g.gates, '{}') AS gates, coalesce(f.fair, '') AS fair, coalesce(f.by_deadline, false) AS by_deadline,
            CASE WHEN f.by_deadline THEN coalesce(m.expires_at, 'infinity') ELSE '-infinity' END AS due
     FROM moved m
     LEFT JOIN (SELECT seq, array_agg(gate ORDER BY gate) AS gates FROM asked GROUP BY seq) AS g ON g.seq = m.seq
     LEFT JOIN (SELECT seq, bool_or(settings->>'order' = 'deadline') AS by_deadline,
                       string_agg(coalesce(payload #>> string_to_array(settings->>'fair_key', '.'), ''), ' ' ORDER BY scope)
                           FILTER (WHERE settings->>'fair_key' IS NOT NULL) AS fair
-               FROM ruled GROUP BY seq) AS f ON f.seq = m.seq),
+               FROM ruled GROUP BY seq) AS f ON f.seq = m.seq
+    LEFT JOIN LATERAL (
+        SELECT id FROM hourhand.holds h
+        WHERE (h.task IS NULL OR h.task = m.task) AND (h.tag IS NULL OR h.tag = ANY (m.tags))
+          AND (h.queue IS NULL OR h.queue = (SELECT q.name FROM hourhand.queues q WHERE q.id = m.lane / 4))
+          AND (h.path IS NULL OR m.payload #>> string_to_array(h.path, '.') = h.value)
+        LIMIT 1) AS h ON true),
 streamed AS MATERIALIZED (
-    SELECT *, hashtextextended(format('%s %s %s %s', lane, gates, by_deadline, fair), 0) AS stream FROM placed),
+    SELECT *, hashtextextended(format('%s %s %s %s %s', lane, task, gates, by_deadline, fair), 0) AS stream FROM placed),
 made_streams AS (
-    INSERT INTO hourhand.streams AS s (id, lane, gates, fair, by_deadline, turn)
-    SELECT stream, lane, gates, left(fair, 200), by_deadline, CASE WHEN by_deadline THEN hourhand.turn_of(due) ELSE nextval('hourhand.turns') END
-    FROM (SELECT DISTINCT ON (stream) * FROM streamed ORDER BY stream, due) AS one
+    INSERT INTO hourhand.streams AS s (id, lane, task, gates, fair, by_deadline, turn)
+    SELECT stream, lane, task, gates, left(fair, 200), by_deadline, CASE WHEN by_deadline THEN hourhand.turn_of(due) ELSE nextval('hourhand.turns') END
+    FROM (SELECT DISTINCT ON (stream) * FROM streamed WHERE hold IS NULL ORDER BY stream, due) AS one
     ON CONFLICT (id) DO UPDATE SET turn = CASE WHEN s.by_deadline THEN least(s.turn, excluded.turn) ELSE s.turn END),
 waiting AS (
     INSERT INTO hourhand.parked (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
-                                 task, payload, key, tags, options, errors, stream, due)
+                                 task, payload, key, tags, options, errors, stream, due, hold)
     SELECT seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
-           task, payload, key, tags, options, errors, stream, due
+           task, payload, key, tags, options, errors, CASE WHEN hold IS NULL THEN stream END, due, hold
     FROM streamed
     RETURNING lane, seq)
 SELECT lane, count(*) AS runs, max(seq) AS last FROM waiting GROUP BY lane;
@@ -89,10 +95,10 @@ back AS (
 SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, low))) FROM (SELECT lane, min(seq) AS low FROM back GROUP BY lane) AS lanes;
 
 -- name: admit
-SELECT * FROM hourhand.admit($1, $2, $3, $4, $5);
+SELECT * FROM hourhand.admit($1, $2, $3, $4, $5, $6);
 
 -- name: open_gates
-SELECT DISTINCT hourhand.open_gates($1, $2) AS lane;
+SELECT lane, next_in FROM hourhand.open_gates($1, $2);
 
 -- name: next_opening
 -- In how many seconds a rate lets somebody through.
@@ -119,12 +125,7 @@ UPDATE hourhand.queues SET managed = true WHERE name = ANY ($1::text[]) AND NOT 
 
 -- name: tidy_gates
 -- Gates at which nobody waits, inside which nobody is, and whose bucket is full again.
-DELETE FROM hourhand.gates WHERE id = ANY (ARRAY(
-    SELECT g.id FROM hourhand.gates g
-    WHERE NOT EXISTS (SELECT FROM hourhand.slots s WHERE s.gate = g.id)
-      AND NOT EXISTS (SELECT FROM hourhand.streams s WHERE g.id = ANY (s.gates))
-      AND (g.rate IS NULL OR g.tokens + g.rate * extract(epoch FROM clock_timestamp() - g.filled_at) >= g.burst)
-    LIMIT $1));
+SELECT hourhand.tidy_gates($1);
 
 -- name: find_hold
 -- The one that says just this.
