@@ -22,6 +22,8 @@ from tests.db.test_metrics import of_worker
 from tests.db.test_worker import working
 from tests.support.fleet import until, where
 
+pytestmark = pytest.mark.once
+
 QUICK = 4_000
 
 
