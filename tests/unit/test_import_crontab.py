@@ -323,7 +323,7 @@ def test_every_line_is_translated_or_told(lines: list[str], system: bool, shell:
     assert [one.given for one in done.jobs] == [one.given for one in checked(translated(text, system=system, shell=shell)).jobs]
     names = [one.name for one in done.jobs]
     assert len(set(names)) == len(names)
-    setting = re.compile(r"""\s*(?:"[^"=]+"|'[^'=]+'|[^\s="']+)[ \t]*=.*""", re.DOTALL)
+    setting = re.compile(r"""[ \t]*(?:"[^"=]+"|'[^'=]+'|[^\s="']+)[ \t]*=.*""", re.DOTALL)
     entries = [one for one in text.split("\n") if one.strip(" \t\r") and not one.strip(" \t\r").startswith("#")]
     assert len(done.jobs) + len(done.untranslated) == sum(not setting.fullmatch(one.strip(" \t\r")) for one in entries)
 
