@@ -27,10 +27,9 @@ JOBS = "src/hourhand/storage/migrations/0004_jobs.sql"
 SCHEMA = "src/hourhand/storage/migrations/0001_queue.sql"
 DELIVERY = "src/hourhand/storage/migrations/0005_delivery.sql"
 SURFACES = "src/hourhand/storage/migrations/0006_surfaces.sql"
-TRACED = "src/hourhand/storage/migrations/0009_traces.sql"
 SEEING = "src/hourhand/storage/migrations/0007_seeing.sql"
 ADMISSION = "src/hourhand/storage/sql/admission.sql"
-RULES = "src/hourhand/storage/migrations/0010_limits.sql"
+RULES = "src/hourhand/storage/migrations/0009_limits.sql"
 HOLDS = "tests/db/test_holds.py -k"
 STATISTICS = "src/hourhand/storage/sql/statistics.sql"
 DASHBOARD = "src/hourhand/surfaces/dashboard"
@@ -154,7 +153,7 @@ MUTANTS = [
            "tests/db/test_claim.py -k found_by_the_sweep"),
     Mutant("keys never freed", SCHEMA, "RETURNS trigger LANGUAGE plpgsql AS $$", "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;\nCREATE FUNCTION hourhand.unused() RETURNS trigger LANGUAGE plpgsql AS $$",
            "tests/db/test_worker.py -k edit_replay_purge"),
-    Mutant("no unique key", "src/hourhand/storage/migrations/0009_traces.sql", "duplicate := run_id <> number;", "duplicate := false; run_id := number;",
+    Mutant("no unique key", RULES, "duplicate := run_id <> number;", "duplicate := false; run_id := number;",
            "tests/db/test_enqueue.py -k key"),
     Mutant("history without its primary key", SCHEMA, "    PRIMARY KEY (run_id, scheduled_at)\n", "    CHECK (run_id > 0)\n",
            "tests/db/test_claim.py -k end_once"),
@@ -437,7 +436,7 @@ MUTANTS = [
     Mutant("traces: bulks without", "src/hourhand/storage/enqueue.py", "options, connection, doing.kept(kept))", "options, connection, kept)", f"{TRACES} every_way"),
     Mutant("traces: attempts unlinked", f"{ENGINE}/settler.py", '            one["trace"] = active.attempt.place.stored', '            one["trail"] = active.attempt.place.stored', f"{TRACES} through_every_attempt"),
     Mutant("traces: attempts of any parent", f"{ENGINE}/tracing.py", "parent = self.first(claim, before) if stored is None else stored", "parent = self.first(claim, before)", f"{TRACES} through_every_attempt"),
-    Mutant("traces: end with the step", TRACED, "IF NEW.options ?| ARRAY['trace', 'after'] THEN", "IF false THEN", f"{TRACES} chain_is_one_trace"),
+    Mutant("traces: end with the step", RULES, "IF NEW.options ?| ARRAY['trace', 'after'] THEN", "IF false THEN", f"{TRACES} chain_is_one_trace"),
     Mutant("traces: steps unlinked", QUEUE, "CASE WHEN f.onward IS NULL THEN options ELSE options || f.onward::jsonb END", "CASE WHEN f.onward IS NULL THEN options ELSE options END", f"{TRACES} chain_is_one_trace"),
     Mutant("traces: end with exactly once", f"{ENGINE}/delivery.py", "text, remark, active.onward)", "text, remark, None)", f"{TRACES} chain_is_one_trace"),
     Mutant("traces: firings begin anywhere", f"{ENGINE}/tracing.py", 'f"{self._installation}:{claim.run_number}"', 'f"{id(self)}:{claim.run_number}"', f"{TRACES} every_worker_finds"),
@@ -454,7 +453,7 @@ MUTANTS = [
     Mutant("traces: spans of children die with them", f"{ENGINE}/child.py", "loop.run_in_executor(None, flush_traces)", "loop.run_in_executor(None, int)", "tests/db/test_traces_api.py -k its_environment_says"),
     Mutant("traces: the last spans are lost", f"{ENGINE}/exporting.py", "    finally:\n        flush_traces()", "    finally:\n        pass", "tests/unit/test_tracing.py -k last_spans"),
     Mutant("traces: an application's provider is replaced", f"{ENGINE}/exporting.py", "        return False  # the application's own", "        pass", "tests/unit/test_tracing.py -k left_alone"),
-    Mutant("traces: any text is one", TRACED, "OR given #>> '{}' !~", "OR false AND given #>> '{}' !~", f"{TRACES} refuses_what_is_none"),
+    Mutant("traces: any text is one", RULES, "OR given #>> '{}' !~", "OR false AND given #>> '{}' !~", f"{TRACES} refuses_what_is_none"),
     Mutant("traces: no headers on calls", HTTP, "return {**headers, **doing.place.headers}", "return headers", f"{TRACES} headers_of_its_attempt"),
     Mutant("traces: a job's own headers fall", HTTP, 'if doing is None or any(name.lower() in ("traceparent", "tracestate") for name in headers):', "if doing is None:", f"{TRACES} own_headers_stand"),
     Mutant("traces: the API is deaf", f"{REST}/runs.py", "    return None if parent is None else read_headers(", "    return None if True else read_headers(", "tests/db/test_traces_api.py -k brings_its_trace"),
@@ -466,7 +465,7 @@ MUTANTS = [
     Mutant("statistics: merging loses", STATISTICS, "SELECT slot, queue, 0, sum(succeeded)", "SELECT slot, queue, 0, max(succeeded)", "tests/db/test_statistics.py -k nothing_is_lost"),
     Mutant("statistics: cancelled by nobody", SEEING, "    PERFORM hourhand.tally(in_lane / 4, 'cancelled', 1);\n", "", "tests/db/test_statistics.py -k by_itself"),
     Mutant("statistics: expired by nobody", NODES, "SELECT count(hourhand.tally(queue, 'expired', runs))", "SELECT count(queue)", "tests/db/test_statistics.py -k by_itself"),
-    Mutant("statistics: steps that do not know each other", "src/hourhand/storage/migrations/0009_traces.sql", "    INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;\n", "", "tests/db/test_statistics.py -k know_each_other"),
+    Mutant("statistics: steps that do not know each other", RULES, "    INSERT INTO hourhand.follows (run_id, next_id) VALUES (NEW.run_id, number) ON CONFLICT DO NOTHING;\n", "", "tests/db/test_statistics.py -k know_each_other"),
     Mutant("forecast: clocks never change", "src/hourhand/core/forecast.py", "is not None:\n            # The clocks change", "is not None and False:\n            # The clocks change", "tests/unit/test_forecast.py -k each_second"),
     Mutant("forecast: windows are rigid", "src/hourhand/core/forecast.py", "        if flexible < 1:\n", "        if True:\n", "tests/unit/test_forecast.py -k spreads"),
     Mutant("forecast: any day", "src/hourhand/core/forecast.py", "for day in self._days(timezone) if cron_days(days, day))", "for day in self._days(timezone))", "tests/unit/test_forecast.py -k each_second"),

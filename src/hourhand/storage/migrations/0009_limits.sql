@@ -521,7 +521,8 @@ BEGIN
         USING ERRCODE = 'HH001', HINT = 'Try again later, let more workers serve it, or raise max_depth.';
 END $$;
 
--- As before; a queue with a depth may refuse.
+-- As before; a queue with a depth may refuse; and among the options `trace`, where in whose trace the run was ordered, and `after`, the
+-- attempt that it follows in a chain.
 CREATE OR REPLACE FUNCTION hourhand.enqueue(
     task text,
     payload jsonb DEFAULT '{}',
@@ -646,7 +647,7 @@ BEGIN
     END IF;
 END $$;
 
--- As before; the next step of a chain was promised with the first, however full its queue is.
+-- As before; the next step belongs to the same trace, and was promised with the first, however full its queue is.
 CREATE OR REPLACE FUNCTION hourhand.go_on() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     step jsonb := NEW.options->'then';
