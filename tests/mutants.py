@@ -278,7 +278,7 @@ MUTANTS = [
     Mutant("encryption: later steps are plain", "src/hourhand/storage/enqueue.py", "options.kept_json(sealer.seal_steps)", "options.kept_json()", "tests/db/test_encryption.py -k whatever_is_written", every=True),
     Mutant("encryption: the audit log reads along", "src/hourhand/surfaces/auditing.py", 'return "[encrypted]" if sealer.active else redacted', "return redacted", "tests/db/test_encryption.py -k whatever_is_written"),
     Mutant("encryption: the same job is another one", "src/hourhand/storage/jobs.py", "        if sealer.has_keys and await _is_the_same(door, job, given, sealer):\n", "        if False:\n", "tests/db/test_encryption.py -k same_job_again"),
-    Mutant("encryption: large steps do not fit", "src/hourhand/storage/migrations/0006_surfaces.sql", "measured => arguments ? '$sealed'", "measured => false", "tests/db/test_encryption.py -k beside_the_seal"),
+    Mutant("encryption: large steps do not fit", RULES, "measured => arguments ? '$sealed'", "measured => false", "tests/db/test_encryption.py -k beside_the_seal"),
     Mutant("encryption: rotation forgets a table", "src/hourhand/storage/sealing.py", '"jobs", "delayed", "parked", "ready"', '"jobs", "delayed", "ready"', "tests/db/test_encryption.py -k rotation_seals"),
     Mutant("encryption: rotation forgets chains", "src/hourhand/storage/sealing.py", "self._sealer.reseal_steps(steps)", "steps", "tests/db/test_encryption.py -k rotation_seals"),
     Mutant("encryption: rotation waits for locks", "src/hourhand/storage/sql/sealing.sql", " FOR UPDATE SKIP LOCKED", " FOR UPDATE", "tests/db/test_encryption.py -k locked_or", every=True),
