@@ -1,0 +1,68 @@
+"""Hourhand, by the same rules as the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+
+from benchmarks.peers import kit
+from hourhand import Hourhand
+
+MODULE = "benchmarks.peers.adapters.hourhand:app"
+os.environ["HOURHAND_DATABASE_URL"] = kit.URL
+app = Hourhand()
+
+
+@app.task
+async def noop(n: int) -> None:
+    kit.noop(n)
+
+
+@app.task
+async def stamp(n: int) -> None:
+    kit.stamp(n)
+
+
+@app.task
+async def hold(n: int) -> None:
+    await kit.hold(n)
+
+
+def _run(*words: str) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", "hourhand", *words])
+
+
+class HourhandPeer(kit.Peer):
+    def setup(self) -> None:
+        _run("migrate")
+
+    async def open(self) -> None:
+        await app.__aenter__()
+
+    async def close(self) -> None:
+        await app.aclose()
+
+    async def enqueue(self, task: str, n: int) -> None:
+        await app.enqueue(task, {"n": n})
+
+    async def enqueue_many(self, task: str, numbers: range) -> None:
+        await app.enqueue_many(task, ({"n": n} for n in numbers))
+
+    def work(self) -> None:
+        _run("worker", "--app", MODULE, "--log-level", "warning")
+
+    async def register(self, count: int, at: datetime) -> None:
+        schedule = f"0 {kit.cron_of(at)}"
+        await app.jobs.add_many(
+            {"name": name, "task": "stamp", "schedule": schedule, "payload": {"n": n}} for name, n in kit.numbered(count)
+        )
+
+    def work_schedules(self, count: int, at: datetime) -> None:
+        subprocess.Popen([sys.executable, "-m", "hourhand", "scheduler", "--log-level", "warning"])
+        self.work()
+
+
+if __name__ == "__main__":
+    kit.run(HourhandPeer())

@@ -1,0 +1,97 @@
+"""Who takes part: adapters/, each a program and a page about it, installed in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parent.parent
+MEASURES = ("many", "single", "drain", "latency", "register", "due", "kill", "held")
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    title: str
+    adapter: str
+    server: str
+    packages: tuple[str, ...]
+    """Exact versions, of PyPI or, for an adapter in JavaScript, of npm."""
+    settings: str
+    unfinished: str | None = None
+    """SQL: how many runs have no outcome yet. Without it a run is done when its handler is."""
+    no: dict[str, str] = field(default_factory=dict)
+    """What it cannot do, and why."""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What one must know to read a figure of its."""
+    runs: int = 100_000
+    """For bulk and drain; fewer for the slow ones, so that they are done in a minute."""
+
+    @property
+    def node(self) -> bool:
+        return self.adapter.endswith(".mjs")
+
+    def home(self, build: Path) -> Path:
+        """By what is in it: another version is another environment."""
+        return build / f"{self.name}-{hashlib.sha256(repr(self.packages).encode()).hexdigest()[:8]}"
+
+    def install(self, build: Path) -> None:
+        home = self.home(build)
+        if not self.packages or (home / ".installed").exists():
+            return
+        home.mkdir(parents=True, exist_ok=True)
+        if self.node:
+            (home / "package.json").write_text("{}")
+            _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *self.packages], home)
+        else:
+            _run([sys.executable, "-m", "venv", "."], home)
+            _run(["bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.packages], home)
+        (home / ".installed").touch()
+
+    def command(self, build: Path, verb: str, *arguments: object) -> list[str]:
+        home, words = self.home(build), [verb, *map(str, arguments)]
+        if self.node:
+            return ["node", str(home / self.adapter), *words]
+        python = home / "bin" / "python" if self.packages else Path(sys.executable)
+        return [str(python), "-m", f"benchmarks.peers.adapters.{Path(self.adapter).stem}", *words]
+
+    def prepare(self, build: Path) -> None:
+        """Node looks for packages beside the file it runs, so a link to the adapter stands among them."""
+        if self.node:
+            for source in (HERE / "adapters" / self.adapter, HERE / "kit.mjs"):
+                link = self.home(build) / source.name
+                link.unlink(missing_ok=True)
+                link.write_text(source.read_text())
+
+    def environment(self, url: str, meter: Path) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOURHAND_", "PYTHON"))}
+        return {**kept, "PYTHONPATH": str(PROJECT), "BENCH_URL": url, "BENCH_METER": str(meter)}
+
+    def versions(self) -> str:
+        return ", ".join(self.packages) or "this commit"
+
+    def of(self, runs: int) -> Peer:
+        return replace(self, runs=runs)
+
+
+def peers() -> list[Peer]:
+    """Hourhand, then those on PostgreSQL, then the others."""
+    found = []
+    for path in sorted((HERE / "adapters").glob("*.toml")):
+        one = tomllib.loads(path.read_text())
+        adapter = next(beside.name for beside in path.parent.glob(f"{path.stem}.*") if beside != path)
+        found.append(Peer(path.stem, **{**one, "adapter": adapter, "packages": tuple(one["packages"])}))
+    return sorted(found, key=lambda peer: (peer.name != "hourhand", peer.server != "postgresql", peer.title.lower()))
+
+
+def _run(command: list[str], where: Path) -> None:
+    done = subprocess.run(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise SystemExit(f"{json.dumps(command)} failed in {where}:\n{done.stdout[-3000:]}")

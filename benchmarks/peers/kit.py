@@ -1,0 +1,218 @@
+"""What an adapter is: the contract, and the verbs that are the same for every peer.
+
+An adapter is a small program in the peer's own environment, so this file uses the standard library only. It subclasses `Peer`,
+whose methods may be plain or `async`, and ends with `run(ItsPeer())`. The bench starts it with one verb at a time:
+
+    setup                     tables and queues in an empty database
+    enqueue-many N            N runs of noop, the fastest documented way            -> seconds
+    enqueue-single N          N runs of noop, each accepted before the next one     -> seconds
+    ask N                     N runs of stamp, one every 10 to 30 ms; writes down when each was asked for
+    warm N                    N runs of noop, to see whether every worker is there
+    hold                      one run of hold
+    feed SECONDS              keeps some thousand runs of noop waiting
+    work                      one worker, until SIGTERM
+    register N AT             N schedules, each due at the instant AT                -> seconds
+    work-schedules N AT       what fires and runs them, until SIGTERM
+
+`noop(n)`, `stamp(n)` and `hold(n)` below are what the peer's handlers call. What they do is written down outside of the peer, in
+files of $BENCH_METER, so that all are measured by the same means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import mmap
+import os
+import random
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+URL = os.environ.get("BENCH_URL", "")
+METER = Path(os.environ.get("BENCH_METER", "."))
+FEED_AHEAD = 5_000
+FEED_AT_ONCE = 1_000
+
+
+class _Counter:
+    """How many runs this process has done, in a file that others map. One for each process, also after a fork."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        path = METER / f"count-{os.getsid(0)}-{self.pid}"
+        path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+        self._value = 0
+
+    def add(self, runs: int = 1) -> None:
+        self._value += runs
+        struct.pack_into("<Q", self._map, 0, self._value)
+
+
+_counter: _Counter | None = None
+
+
+def noop(n: int = 0) -> None:
+    """Counted; nothing else."""
+    global _counter
+    if _counter is None or _counter.pid != os.getpid():
+        _counter = _Counter()
+    _counter.add()
+
+
+def stamp(n: int) -> None:
+    """Written down with the time at which it started."""
+    _write("stamp", f"{n} {time.time():.6f}\n")
+
+
+async def hold(n: int = 0) -> None:
+    stamp(n)
+    await asyncio.sleep(3600)
+
+
+def hold_blocking(n: int = 0) -> None:
+    stamp(n)
+    time.sleep(3600)
+
+
+def _write(kind: str, line: str) -> None:
+    descriptor = os.open(METER / f"{kind}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+def counts(directory: Path = METER) -> dict[int, int]:
+    """Runs done so far, by the session (one for each worker that was started)."""
+    done: dict[int, int] = {}
+    for path in directory.glob("count-*"):
+        session = int(path.name.split("-")[1])
+        done[session] = done.get(session, 0) + struct.unpack("<Q", path.read_bytes())[0]
+    return done
+
+
+def moments(kind: str, directory: Path = METER) -> list[tuple[int, float]]:
+    """What was written down: numbers and times."""
+    lines = (line.split() for path in directory.glob(f"{kind}-*") for line in path.read_text().splitlines())
+    return [(int(number), float(moment)) for number, moment in lines]
+
+
+class Peer:
+    """To be filled in for each peer."""
+
+    def setup(self) -> Any:
+        """Make tables and the like."""
+
+    def open(self) -> Any:
+        """Connect, so that runs can be put in."""
+
+    def close(self) -> Any:
+        """Leave."""
+
+    def enqueue(self, task: str, n: int) -> Any:
+        raise NotImplementedError
+
+    def enqueue_many(self, task: str, numbers: range) -> Any:
+        raise NotImplementedError
+
+    def work(self) -> Any:
+        raise NotImplementedError
+
+    def register(self, count: int, at: datetime) -> Any:
+        raise NotImplementedError
+
+    def work_schedules(self, count: int, at: datetime) -> Any:
+        raise NotImplementedError
+
+
+async def _settled(value: Any) -> None:
+    if inspect.isawaitable(value):
+        await value
+
+
+async def _seconds(value: Any, began: float) -> float:
+    await _settled(value)
+    return time.perf_counter() - began
+
+
+async def _put_in(peer: Peer, verb: str, arguments: list[str]) -> float | None:
+    await _settled(peer.open())
+    began = time.perf_counter()
+    taken: float | None = None
+    if verb == "enqueue-many":
+        taken = await _seconds(peer.enqueue_many("noop", range(int(arguments[0]))), began)
+    elif verb == "warm":
+        await _settled(peer.enqueue_many("noop", range(int(arguments[0]))))
+    elif verb == "enqueue-single":
+        await _settled(peer.enqueue("noop", 0))  # the first one opens connections
+        began = time.perf_counter()
+        for n in range(int(arguments[0])):
+            await _settled(peer.enqueue("noop", n))
+        taken = time.perf_counter() - began
+    elif verb == "hold":
+        await _settled(peer.enqueue("hold", 0))
+    elif verb == "ask":
+        await _ask(peer, int(arguments[0]))
+    elif verb == "feed":
+        await _feed(peer, float(arguments[0]))
+    elif verb == "register":
+        taken = await _seconds(peer.register(int(arguments[0]), _instant(arguments[1])), began)
+    else:
+        raise SystemExit(f"unknown verb {verb}")
+    await _settled(peer.close())
+    return taken
+
+
+async def _ask(peer: Peer, count: int) -> None:
+    rng = random.Random(1)
+    for n in range(count):
+        asked = time.time()
+        await _settled(peer.enqueue("stamp", n))
+        _write("asked", f"{n} {asked:.6f}\n")
+        await asyncio.sleep(rng.uniform(0.01, 0.03))
+
+
+async def _feed(peer: Peer, seconds: float) -> None:
+    until, given, before = time.monotonic() + seconds, 0, sum(counts().values())
+    while time.monotonic() < until:
+        if given - (sum(counts().values()) - before) < FEED_AHEAD:
+            await _settled(peer.enqueue_many("noop", range(FEED_AT_ONCE)))
+            given += FEED_AT_ONCE
+        else:
+            await asyncio.sleep(0.005)
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromtimestamp(int(text), UTC)
+
+
+def cron_of(at: datetime) -> str:
+    """Five fields that are due at this minute, and not again within the year."""
+    return f"{at.minute} {at.hour} {at.day} {at.month} *"
+
+
+def numbered(count: int) -> Iterator[tuple[str, int]]:
+    return ((f"job-{n}", n) for n in range(count))
+
+
+def run(peer: Peer) -> None:
+    verb, *arguments = sys.argv[1:]
+    if verb == "work":
+        outcome = peer.work()
+    elif verb == "work-schedules":
+        outcome = peer.work_schedules(int(arguments[0]), _instant(arguments[1]))
+    elif verb == "setup":
+        outcome = peer.setup()
+    else:
+        taken = asyncio.run(_put_in(peer, verb, arguments))
+        if taken is not None:
+            print(json.dumps({"seconds": taken}), flush=True)
+        return
+    if inspect.isawaitable(outcome):
+        asyncio.run(_settled(outcome))

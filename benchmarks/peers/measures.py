@@ -1,0 +1,289 @@
+"""The measures, the same for every peer: its adapter is started with a verb, and what its handlers did is read from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from benchmarks.peers import kit
+from benchmarks.peers.field import PROJECT, Peer
+
+STALLED = 90.0
+"""Seconds without any progress after which a peer is given up."""
+KILL_PATIENCE = 60.0
+DUE_PATIENCE = 240.0
+SINGLES = 1_000
+ASKED = 300
+
+
+class Stalled(Exception):
+    """What was asked of the peer did not happen."""
+
+
+@dataclass
+class Stage:
+    """One peer, on a database of its own that is empty at first."""
+
+    peer: Peer
+    build: Path
+    servers: dict[str, str]
+    scratch: Path
+    database: str = "bench"
+
+    @property
+    def url(self) -> str:
+        base = self.servers[self.peer.server]
+        return f"{base}/{self.database}" if self.peer.server == "postgresql" else base
+
+    async def fresh(self) -> None:
+        """An empty database or keyspace, and nothing counted."""
+        if self.peer.server == "postgresql":
+            sql = await asyncpg.connect(self.servers["postgresql"] + "/postgres")
+            await sql.execute(f"DROP DATABASE IF EXISTS {self.database} WITH (FORCE)")
+            await sql.execute(f"CREATE DATABASE {self.database}")
+            await sql.execute("CHECKPOINT")
+            await sql.close()
+        else:
+            port = self.url.split(":")[-1].partition("/")[0]
+            subprocess.run(["redis-cli", "-p", port, "flushall"], check=True, stdout=subprocess.DEVNULL)
+        self.meter = Path(tempfile.mkdtemp(dir=self.scratch))
+        self.ask("setup")
+
+    def start(self, verb: str, *arguments: object) -> subprocess.Popen[str]:
+        log = (self.scratch / f"{self.peer.name}-{verb}.log").open("a")
+        return subprocess.Popen(
+            self.peer.command(self.build, verb, *arguments),
+            cwd=PROJECT, env=self.peer.environment(self.url, self.meter), stdout=subprocess.PIPE if verb not in WORKING else log,
+            stderr=log, start_new_session=True, text=True,
+        )  # fmt: skip
+
+    def ask(self, verb: str, *arguments: object) -> Any:
+        """What it printed last, as JSON."""
+        process = self.start(verb, *arguments)
+        try:
+            printed, _ = process.communicate(timeout=600)
+        except subprocess.TimeoutExpired as late:
+            raise Stalled(f"{verb} took more than 600 s") from late
+        finally:
+            _end(process, signal.SIGKILL)
+        if process.returncode:
+            log = (self.scratch / f"{self.peer.name}-{verb}.log").read_text()
+            raise Stalled(f"{verb} ended with {process.returncode}: {log[-1500:]}")
+        lines = [line for line in printed.splitlines() if line.startswith("{")]
+        return json.loads(lines[-1]) if lines else None
+
+    @contextlib.contextmanager
+    def working(self, processes: int = 1, verb: str = "work", *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+        started = [self.start(verb, *arguments) for _ in range(processes)]
+        try:
+            yield started
+        finally:
+            for one in started:
+                _end(one, signal.SIGTERM, 10)
+
+    def done(self) -> int:
+        return sum(kit.counts(self.meter).values())
+
+    async def warm(self, workers: list[subprocess.Popen[str]], held: int = 0) -> None:
+        """Every worker has done something, and nothing but what is held is left to do."""
+        given, deadline = 0, time.monotonic() + STALLED
+        while {one.pid for one in workers} - set(kit.counts(self.meter)):
+            self.alive(workers)
+            if time.monotonic() > deadline:
+                raise Stalled(f"{len(kit.counts(self.meter))} of {len(workers)} workers did anything")
+            if self.done() == given:
+                self.ask("warm", 40)
+                given += 40
+            await asyncio.sleep(0.2)
+        await self.reach(given, workers)
+        await self.finished(held)
+
+    def alive(self, workers: list[subprocess.Popen[str]]) -> None:
+        for one in workers:
+            if one.poll() is not None:
+                logs = "".join(path.read_text()[-1500:] for path in self.scratch.glob(f"{self.peer.name}-work*.log"))
+                raise Stalled(f"a worker ended with {one.returncode}: {logs}")
+
+    async def reach(self, total: int, workers: list[subprocess.Popen[str]]) -> None:
+        seen, since = -1, time.monotonic()
+        while (done := self.done()) < total:
+            if done != seen:
+                seen, since = done, time.monotonic()
+            elif time.monotonic() - since > STALLED:
+                raise Stalled(f"{done} of {total} runs were done, and no more for {STALLED:.0f} s")
+            self.alive(workers)
+            await asyncio.sleep(0.002)
+
+    async def finished(self, held: int = 0) -> None:
+        """Every outcome is on record, for those who keep one; but for those that are held."""
+        if self.peer.unfinished is None:
+            return
+        sql = await asyncpg.connect(self.url)
+        deadline = time.monotonic() + STALLED
+        while (left := await sql.fetchval(self.peer.unfinished)) > held:
+            if time.monotonic() > deadline:
+                raise Stalled(f"{left} runs were done but have no outcome")
+            await asyncio.sleep(0.005)
+        await sql.close()
+
+
+WORKING = ("work", "work-schedules")
+
+
+def _end(process: subprocess.Popen[str], how: signal.Signals, grace: float = 0.0) -> None:
+    """With all its children: it leads a session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if grace:
+            process.wait(grace)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+async def many(stage: Stage) -> dict[str, float]:
+    """Runs a second, put in at once."""
+    await stage.fresh()
+    return {"many": stage.peer.runs / stage.ask("enqueue-many", stage.peer.runs)["seconds"]}
+
+
+async def single(stage: Stage) -> dict[str, float]:
+    """Runs a second, put in one after the other."""
+    await stage.fresh()
+    return {"single": SINGLES / stage.ask("enqueue-single", SINGLES)["seconds"]}
+
+
+async def drain(stage: Stage) -> dict[str, float]:
+    """Runs a second by one worker process, and by two. They are up and idle, then stopped while the runs are put in."""
+    rates = {}
+    for processes in (1, 2):
+        await stage.fresh()
+        with stage.working(processes) as workers:
+            await stage.warm(workers)
+            before = stage.done()
+            for one in workers:
+                os.killpg(one.pid, signal.SIGSTOP)
+            stage.ask("enqueue-many", stage.peer.runs)
+            for one in workers:
+                os.killpg(one.pid, signal.SIGCONT)
+            await stage.reach(before + 1, workers)
+            first, began = stage.done(), time.perf_counter()
+            await stage.reach(before + stage.peer.runs, workers)
+            await stage.finished()
+            seconds = time.perf_counter() - began
+        rates[f"drain {processes}"] = (before + stage.peer.runs - first) / seconds
+    return rates
+
+
+async def latency(stage: Stage) -> dict[str, float]:
+    """Milliseconds from asking for a run to its start, on an idle worker."""
+    await stage.fresh()
+    with stage.working() as workers:
+        await stage.warm(workers)
+        stage.ask("ask", ASKED)
+        deadline = time.monotonic() + STALLED
+        while len(kit.moments("stamp", stage.meter)) < ASKED:
+            if time.monotonic() > deadline:
+                raise Stalled("not every run started")
+            await asyncio.sleep(0.05)
+    asked = dict(kit.moments("asked", stage.meter))
+    waits = sorted((moment - asked[n]) * 1000 for n, moment in kit.moments("stamp", stage.meter))
+    points = statistics.quantiles(waits, n=100, method="inclusive")
+    return {"latency p50": points[49], "latency p99": points[98]}
+
+
+async def register(stage: Stage) -> dict[str, float]:
+    """Seconds for 10,000 schedules."""
+    await stage.fresh()
+    return {"register": stage.ask("register", 10_000, _minute(after=600))["seconds"]}
+
+
+def _minute(after: float) -> int:
+    """The first full minute that is at least so many seconds away."""
+    return int((time.time() + after) // 60 + 1) * 60
+
+
+async def due(stage: Stage) -> dict[str, float]:
+    """Seconds from the instant at which all are due until the last one has started."""
+    lateness = {}
+    for count in (1_000, 10_000):
+        await stage.fresh()
+        registering = stage.ask("register", count, _minute(after=600))["seconds"]
+        await stage.fresh()
+        at = _minute(after=15 + 2 * registering)
+        stage.ask("register", count, at)
+        with stage.working(1, "work-schedules", count, at) as workers:
+            while time.time() < at:
+                stage.alive(workers)
+                await asyncio.sleep(0.1)
+            while len(started := dict(kit.moments("stamp", stage.meter))) < count:
+                stage.alive(workers)
+                if time.time() > at + DUE_PATIENCE:
+                    raise Stalled(f"{len(started)} of {count} started within {DUE_PATIENCE:.0f} s")
+                await asyncio.sleep(0.2)
+        lateness[f"due {count}"] = max(started.values()) - at
+    return lateness
+
+
+async def kill(stage: Stage) -> dict[str, float]:
+    """Seconds from kill -9 of a worker until another one has started its run."""
+    await stage.fresh()
+    with stage.working() as (first,):
+        stage.ask("hold")
+        await _stamps(stage, 1, STALLED, "the run did not start")
+        with stage.working() as (second,):
+            await stage.warm([second], held=1)
+            os.killpg(first.pid, signal.SIGKILL)
+            killed = time.time()
+            await _stamps(stage, 2, KILL_PATIENCE, f"its run did not start elsewhere within {KILL_PATIENCE:.0f} s")
+    return {"kill": max(moment for _, moment in kit.moments("stamp", stage.meter)) - killed}
+
+
+async def _stamps(stage: Stage, count: int, patience: float, complaint: str) -> None:
+    deadline = time.monotonic() + patience
+    while len(kit.moments("stamp", stage.meter)) < count:
+        if time.monotonic() > deadline:
+            raise Stalled(complaint)
+        await asyncio.sleep(0.01)
+
+
+async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
+    """Runs a second under steady load, before and at the end of so many seconds beside a transaction that is held open."""
+    settled, window = 15.0, min(60.0, seconds / 4)
+    await stage.fresh()
+    with stage.working() as workers:
+        await stage.warm(workers)
+        feeder = stage.start("feed", settled + window + seconds + 5)
+        try:
+            await asyncio.sleep(settled)
+            before = await _rate(stage, workers, window)
+            sql = await asyncpg.connect(stage.url)
+            async with sql.transaction(isolation="repeatable_read"):
+                await sql.execute("SELECT txid_current()")
+                await asyncio.sleep(seconds - window)
+                beside = await _rate(stage, workers, window)
+            await sql.close()
+        finally:
+            _end(feeder, signal.SIGKILL)
+    return {"held before": before, "held beside": beside, "held ratio": beside / before}
+
+
+async def _rate(stage: Stage, workers: list[subprocess.Popen[str]], seconds: float) -> float:
+    first, began = stage.done(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    stage.alive(workers)
+    return (stage.done() - first) / (time.perf_counter() - began)
