@@ -315,6 +315,12 @@ class Held:
         await self.connection.execute("COMMIT")
 
 
+@pytest.fixture
+def waits_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long somebody holds one: what is shown is what happens while a statement waits."""
+    monkeypatch.setattr("hourhand.engine.worker.ADMISSION_TIMEOUT", None)
+
+
 @asynccontextmanager
 async def held(url: str, sql: asyncpg.Connection, schema: str, thief: int | None = None) -> AsyncIterator[Held]:
     connection = await asyncpg.connect(url)
@@ -327,6 +333,7 @@ async def held(url: str, sql: asyncpg.Connection, schema: str, thief: int | None
         await connection.close()
 
 
+@pytest.mark.usefixtures("waits_for_locks")
 async def test_what_is_being_given_is_not_started_here(app: Hourhand, sql: asyncpg.Connection, schema: str, url: str) -> None:
     """The statement is under way, and the slot is free: the far end has left the deque before."""
     shop = Shop(app)
@@ -344,6 +351,7 @@ async def test_what_is_being_given_is_not_started_here(app: Hourhand, sql: async
         assert {run for run, owner in (await owners(sql, schema)).items() if owner == other.thief} == set(runs[3:])
 
 
+@pytest.mark.usefixtures("waits_for_locks")
 async def test_what_the_other_one_cannot_have_goes_back_to_its_place(
     app: Hourhand, sql: asyncpg.Connection, schema: str, url: str
 ) -> None:
@@ -362,6 +370,7 @@ async def test_what_the_other_one_cannot_have_goes_back_to_its_place(
         await shop.ended(sql, schema, runs)
 
 
+@pytest.mark.usefixtures("waits_for_locks")
 async def test_an_answer_that_is_lost_leaves_nothing_behind(
     app: Hourhand, sql: asyncpg.Connection, schema: str, url: str
 ) -> None:
@@ -388,6 +397,7 @@ async def test_an_answer_that_is_lost_leaves_nothing_behind(
         assert victim.claimer.stealer.given == victim.maintainer.recovered == 0
 
 
+@pytest.mark.usefixtures("waits_for_locks")
 async def test_a_giver_that_dies_meanwhile_takes_nothing_back(
     app: Hourhand, sql: asyncpg.Connection, schema: str, url: str
 ) -> None:
