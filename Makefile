@@ -2,6 +2,9 @@
 # make test [TESTS="tests/db -k cron"]               all tests, or these
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
+# make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"]  the same for Hourhand and its peers
+# make bench-capacity [JOBS=10000000]                ten million jobs on this machine
+# make bench-soak [MINUTES=30]                       half an hour with a long transaction in it
 # make compare REF=<commit>                          before and after, in one run
 # make mutants                                       break each guarantee, see its test fail
 # make chaos [MINUTES=5] [FAULTS=...] [SEED=n]       kill, pause and cut off a fleet, and check from outside
@@ -12,7 +15,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PORT   ?= 8080
 
-.PHONY: up test check bench compare mutants chaos format clean
+.PHONY: up test check bench bench-peers bench-capacity bench-soak compare mutants chaos format clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +44,21 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(if $(JSON),--json $(JSON)) $(if $(ONLY),--only $(ONLY))
+
+# What only these need.
+$(VENV)/.bench: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	@touch $@
+
+# Each peer in an environment of its own, in build/peers. Redis and Node.js must be on the machine for those that need them.
+bench-peers: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(MEASURES),--measures $(MEASURES)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-capacity: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.capacity $(if $(JOBS),--jobs $(JOBS)) --json docs/capacity.json
+
+bench-soak: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.soak $(if $(filter-out 5,$(MINUTES)),--minutes $(MINUTES)) --json docs/soak.json --chart docs/images/soak.svg
 
 compare: $(STAMP)
 	$(BIN)/python -m benchmarks.compare $(REF)

@@ -61,7 +61,8 @@ class Side:
         self.measured: dict[str, list[float]] = {figure: [] for figure in FIGURES}
 
     def measure(self, figure: str) -> None:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(figure + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from hourhand import Hourhand
+from hourhand import Context, Hourhand, Retry
 from hourhand.engine.stealer import Stealer
 
 app = Hourhand()
@@ -56,3 +56,10 @@ async def hold(n: int = 0) -> None:
 @app.task
 async def nap(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+@app.task(retry=Retry(max_attempts=3, base=2.0))
+async def flaky(ctx: Context, n: int) -> None:
+    """Fails the first time."""
+    if ctx.attempt == 1:
+        raise ConnectionError("as if a service were away")

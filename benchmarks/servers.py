@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from hourhand.storage.embedded import Binaries, find_owner
@@ -30,9 +31,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Server:
+    url: str
+    """Without a database's name; clients of every language take it."""
+    postmaster: int = 0
+    version: str = ""
+
+
 @contextlib.contextmanager
-def postgresql(directory: Path) -> Iterator[str]:
-    """The address of a server without a database's name; clients of every language take it."""
+def postgresql(directory: Path) -> Iterator[Server]:
     owner, port = find_owner(), free_port()
     binaries, data = Binaries.find(owner), directory / "postgresql"
     data.mkdir()
@@ -57,13 +65,14 @@ def postgresql(directory: Path) -> Iterator[str]:
         file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
     run("pg_ctl", "--pgdata", str(data), "--log", str(data / "log"), "--wait", "start")
     try:
-        yield f"postgresql://postgres@127.0.0.1:{port}"
+        version = (data / "PG_VERSION").read_text().strip()
+        yield Server(f"postgresql://postgres@127.0.0.1:{port}", int((data / "postmaster.pid").read_text().split()[0]), version)
     finally:
         run("pg_ctl", "--pgdata", str(data), "--mode", "immediate", "stop")
 
 
 @contextlib.contextmanager
-def redis(directory: Path) -> Iterator[str]:
+def redis(directory: Path) -> Iterator[Server]:
     program, port = shutil.which("redis-server"), free_port()
     if program is None:
         raise SystemExit("redis-server is not on this machine: install Debian's package redis-server, or leave those peers out")
@@ -79,7 +88,7 @@ def redis(directory: Path) -> Iterator[str]:
                 if time.monotonic() > deadline:
                     raise SystemExit(f"redis-server did not start; see {directory / 'redis.log'}") from None
                 time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
+        yield Server(f"redis://127.0.0.1:{port}/0")
     finally:
         process.terminate()
         process.wait(20)

@@ -20,7 +20,8 @@ import asyncpg
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.peers import measures, report, servers
+from benchmarks import servers
+from benchmarks.peers import measures, report
 from benchmarks.peers.field import MEASURES, PROJECT, Peer, peers
 
 RESULTS = PROJECT / "docs" / "benchmarks.json"
@@ -67,7 +68,7 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
             peer.install(BUILD)
             peer.prepare(BUILD)
         needed = {peer.server for peer in chosen}
-        addresses = {name: stack.enter_context(getattr(servers, name)(scratch)) for name in sorted(needed)}
+        addresses = {name: stack.enter_context(getattr(servers, name)(scratch)).url for name in sorted(needed)}
         for peer in chosen:
             kept = results["peers"].setdefault(peer.name, {})
             for name in options.measures:
@@ -93,7 +94,7 @@ async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch:
     rounds: list[dict[str, float]] = []
     try:
         for _ in range(1 if name == "held" else options.rounds):
-            rounds.append(await take(stage))
+            rounds.append(await take(stage))  # noqa: PERF401 -- those before a failure count
     except measures.Stalled as stalled:
         if not rounds:
             return {**stamp, "no": str(stalled)}

@@ -1,0 +1,273 @@
+"""`make bench-capacity`: what a cluster is planned for, on one machine: ten million jobs, 2,800 firings a second, half a million
+due in one second; two schedulers, two workers and PostgreSQL."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks import observe, population, servers
+from benchmarks.product import PROJECT, environment
+from hourhand import Hourhand
+from hourhand.storage.migrate import migrate
+
+SCHEMA = "hourhand"
+PART = 250_000
+
+
+class Capacity:
+    def __init__(self, url: str, postmaster: int, options: argparse.Namespace, progress: Progress) -> None:
+        self.url, self.postmaster, self.options, self.progress = url, postmaster, options, progress
+        self.told: list[tuple[str, str, str]] = []
+        self.figures: dict[str, Any] = {}
+
+    def say(self, what: str, value: str, reached: bool | None = None, **figures: float) -> None:
+        verdict = "" if reached is None else "[green]ok[/]" if reached else "[red]missed[/]"
+        self.told.append((what, value, verdict))
+        self.figures.update(figures)
+        self.progress.console.print(f"{what}: {value} {verdict}")
+
+    def stage(self, description: str, total: float | None = None) -> TaskID:
+        for task in self.progress.tasks:
+            self.progress.update(task.id, visible=False)
+        return self.progress.add_task(description, total=total)
+
+    async def run(self) -> None:
+        self.sql = await asyncpg.connect(self.url)
+        await migrate(self.sql, SCHEMA)
+        async with Hourhand(self.url, schema=SCHEMA) as app:
+            await self.register(app)
+            async with AsyncExitStack() as stack:
+                self.schedulers = [self.start("scheduler", stack) for _ in range(2)]
+                self.workers = [self.start("worker", stack, "--app", "benchmarks.jobs:app") for _ in range(2)]
+                await self.catch_up()
+                await self.steady()
+                await self.hot_second(app)
+                for number, process in enumerate(self.schedulers, 1):
+                    memory = observe.resident(process.pid)
+                    self.say(f"memory of scheduler {number}", f"{memory:,.0f} MiB", memory < 300, **{f"memory_{number}": memory})
+        await self.sql.close()
+
+    def start(self, kind: str, stack: AsyncExitStack, *words: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hourhand", kind, "--log-level", "error", *words],
+            cwd=PROJECT,
+            env=environment(self.url, SCHEMA),
+        )
+
+        def stop() -> None:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+        stack.callback(stop)
+        return process
+
+    async def register(self, app: Hourhand) -> None:
+        count = self.options.jobs
+        task = self.stage(f"registering {count:,} jobs", count)
+        began = time.perf_counter()
+        for first in range(0, count, PART):
+            await app.jobs.add_many(
+                population.jobs(first, min(first + PART, count)), progress=lambda many: self.progress.advance(task, many)
+            )
+        seconds = time.perf_counter() - began
+        self.say(f"registered {count:,} jobs", f"in {seconds:,.0f} s", registering=seconds)
+        self.stage("vacuum and analyze, as autovacuum would in time")
+        await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.jobs")
+        await self.sql.execute(f"VACUUM ANALYZE {SCHEMA}.schedules")
+        before = await observe.tables(self.sql, SCHEMA)
+        store = (before["jobs"].mebibytes + before["schedules"].mebibytes) / 1024
+        rows = await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.schedules")
+        self.say("schedule store", f"{store:.2f} GiB, {rows:,} schedules", store < 6 * 1e9 / 2**30, store=store, schedules=rows)
+
+    async def catch_up(self) -> None:
+        """Nobody fired while the jobs were registered, as after an outage: what was missed is made up for, once each."""
+        self.stage("starting the fleet, and catching up")
+        began, first = time.perf_counter(), None
+        quiet = 0
+        while quiet < 20:
+            row = await self.sql.fetchrow(
+                f"SELECT EXISTS (SELECT FROM {SCHEMA}.firings) AS fired,"
+                f" EXISTS (SELECT FROM {SCHEMA}.schedules WHERE next_run_at < now() - interval '2 s') OR"
+                f" (SELECT count(*) FROM (SELECT FROM {SCHEMA}.ready LIMIT 20000) AS first_ones) = 20000 AS busy"
+            )
+            assert row is not None
+            if first is None and row["fired"]:
+                first = time.perf_counter() - began
+            quiet = 0 if row["busy"] or first is None else quiet + 1
+            await asyncio.sleep(0.1 if first is None else 0.5)
+        seconds, runs = time.perf_counter() - began - 10, await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.runs")
+        assert first is not None
+        self.say("two schedulers, start to first firing", f"{first:.1f} s", starting=first)
+        self.say("catching up", f"{runs:,} runs that were missed meanwhile, in {seconds:,.0f} s", caught_up=runs)
+
+    async def pass_time(self, until: datetime, description: str) -> None:
+        begin = datetime.now(UTC)
+        task = self.stage(description, (until - begin).total_seconds())
+        while (now := datetime.now(UTC)) < until:
+            if (now - begin).seconds % 5 == 0:
+                waiting = await self.sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.ready")
+                self.progress.update(task, description=f"{description}: {waiting:,} waiting")
+            self.progress.update(task, completed=(now - begin).total_seconds())
+            for process in (*self.schedulers, *self.workers):
+                assert process.poll() is None, "a process of the fleet ended"
+            await asyncio.sleep(1)
+
+    async def settled(self, end: datetime) -> None:
+        """Everything that was due before `end` has an outcome."""
+        self.stage("waiting for the last outcomes")
+        for table in ("ready", "running"):
+            while await self.sql.fetchval(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table} WHERE scheduled_at < $1)", end):
+                await asyncio.sleep(0.2)
+        while await self.sql.fetchval(f"SELECT EXISTS (SELECT FROM {SCHEMA}.schedules WHERE next_run_at < $1)", end):
+            await asyncio.sleep(0.2)
+
+    async def steady(self) -> None:
+        begin = (datetime.now(UTC) + timedelta(seconds=5)).replace(microsecond=0)
+        end = begin + timedelta(seconds=self.options.steady)
+        await self.pass_time(begin, "steady load")
+        before = await observe.tables(self.sql, SCHEMA)
+        python = [one.pid for one in (*self.schedulers, *self.workers)]
+        used = {"PostgreSQL": observe.processor_seconds([self.postmaster]), "Python": observe.processor_seconds(python)}
+        await self.pass_time(end, "steady load")
+        for name, pids in (("PostgreSQL", [self.postmaster]), ("Python", python)):
+            used[name] = (observe.processor_seconds(pids) - used[name]) / self.options.steady
+        after = await observe.tables(self.sql, SCHEMA)
+        await self.settled(end)
+        enqueued, started = [
+            await observe.lateness(self.sql, SCHEMA, column, begin, end) for column in ("enqueued_at", "started_at")
+        ]
+        rate = started.runs / self.options.steady
+        self.say("steady load", f"{rate:,.0f} firings/s for {self.options.steady} s", rate=rate)
+        self.say(
+            "  lateness of enqueueing",
+            str(enqueued),
+            enqueue_p50=enqueued.p50,
+            enqueue_p99=enqueued.p99,
+            enqueue_max=enqueued.worst,
+        )
+        self.say(
+            "  lateness of starting",
+            str(started),
+            started.p99 < 1,
+            start_p50=started.p50,
+            start_p99=started.p99,
+            start_max=started.worst,
+        )
+        cores = ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items())
+        self.say("  processor, of 2 cores", cores, cpu_postgresql=used["PostgreSQL"], cpu_python=used["Python"])
+        self.growth(before, after)
+        await self.ledger(begin, end)
+
+    def growth(self, before: dict[str, observe.TableState], after: dict[str, observe.TableState]) -> None:
+        table = Table("table", "MiB before", "after", "dead rows before", "after", box=None)
+        for name in ("schedules", "jobs", "ready", "running", "runs", "firings"):
+            old, new = before[name], after[name]
+            table.add_row(name, f"{old.mebibytes:,.0f}", f"{new.mebibytes:,.0f}", f"{old.dead:,}", f"{new.dead:,}")
+            self.figures[f"table_{name}"] = [old.mebibytes, new.mebibytes, old.dead, new.dead]
+        self.progress.console.print(table)
+
+    async def ledger(self, begin: datetime, end: datetime) -> None:
+        """Every firing that the oracle expects, once, and no other."""
+        task = self.stage("comparing with the oracle")
+        owed = await asyncio.to_thread(population.expected, self.options.jobs, begin, end)
+        rows = await self.sql.fetch(
+            f"SELECT s.expression, s.timezone, r.scheduled_at, count(*), count(DISTINCT r.job_id) FROM {SCHEMA}.runs r"
+            f" JOIN {SCHEMA}.jobs j ON j.id = r.job_id JOIN {SCHEMA}.schedules s ON s.id = j.schedule_id"
+            " WHERE r.scheduled_at >= $1 AND r.scheduled_at < $2 GROUP BY 1, 2, 3",
+            begin, end,
+        )  # fmt: skip
+        found = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+        missed = sum(max(0, many - found.get(one, (0, 0))[1]) for one, many in owed.items())
+        doubled = sum(runs - once for runs, once in found.values())
+        extra = sum(max(0, once - owed[one]) for one, (_, once) in found.items())
+        self.progress.remove_task(task)
+        self.say(
+            "  firings against the oracle",
+            f"{owed.total():,} expected, {missed:,} missed, {doubled:,} doubled, {extra:,} unexpected",
+            not missed and not doubled and not extra,
+            expected=owed.total(), missed=missed, doubled=doubled, extra=extra,
+        )  # fmt: skip
+
+    async def hot_second(self, app: Hourhand) -> None:
+        """Beside the steady load."""
+        count = self.options.hot
+        due = (datetime.now(UTC) + timedelta(seconds=60 + count / 10_000)).replace(microsecond=0)
+        task = self.stage(f"registering {count:,} jobs for one second", count)
+        await app.jobs.add_many(
+            (
+                {
+                    "name": f"hot-{n}",
+                    "task": "noop",
+                    "schedule": f"{due.second} {due.minute} {due.hour} * * *",
+                    "payload": {"n": n},
+                }
+                for n in range(count)
+            ),
+            progress=lambda many: self.progress.advance(task, many),
+        )
+        assert datetime.now(UTC) < due, "registering took too long"
+        await self.pass_time(due, f"{count:,} jobs will be due in one second")
+        beyond = due + timedelta(seconds=1)
+        await self.settled(beyond)
+        row = await self.sql.fetchrow(
+            "SELECT count(*) AS runs, count(DISTINCT r.job_id) AS jobs, max(extract(epoch FROM r.enqueued_at - $1))::float8 AS enqueued,"
+            " max(extract(epoch FROM r.started_at - $1))::float8 AS started, max(extract(epoch FROM r.finished_at - $1))::float8 AS finished"
+            f" FROM {SCHEMA}.runs r JOIN {SCHEMA}.jobs j ON j.id = r.job_id WHERE r.scheduled_at = $1 AND j.name LIKE 'hot-%'",
+            due,
+        )
+        assert row is not None
+        whole = row["runs"] == row["jobs"] == count
+        self.say(
+            f"{count:,} jobs due in one second",
+            f"last enqueued after {row['enqueued']:.1f} s, started after {row['started']:.1f} s, finished after {row['finished']:.1f} s",
+            row["finished"] < 25,
+            hot_enqueued=row["enqueued"], hot_started=row["started"], hot_finished=row["finished"],
+        )  # fmt: skip
+        self.say("  of them", f"{row['runs']:,} runs of {row['jobs']:,} jobs", whole)
+        await self.sql.execute(f"DELETE FROM {SCHEMA}.jobs WHERE name LIKE 'hot-%'")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.capacity", description=__doc__)
+    parser.add_argument(
+        "--jobs", type=int, default=10_000_000, help="registered jobs; each fires about once an hour (default: 10,000,000)"
+    )
+    parser.add_argument("--steady", type=int, default=600, help="seconds of steady load (default: 600)")
+    parser.add_argument("--hot", type=int, default=500_000, help="jobs due in one second (default: 500,000)")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory(prefix="hourhand-capacity-") as directory:
+        Path(directory).chmod(0o755)
+        with servers.postgresql(Path(directory)) as server, Progress(*columns, console=Console(stderr=True)) as progress:
+            bench = Capacity(server.url + "/postgres", server.postmaster, options, progress)
+            asyncio.run(bench.run())
+    table = Table(
+        "", "", "", title=f"Capacity: PostgreSQL {server.version}, everything on one machine", box=None, show_header=False
+    )
+    for row in bench.told:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    if options.json:
+        options.json.write_text(json.dumps(bench.figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

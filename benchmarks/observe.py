@@ -1,0 +1,96 @@
+"""What a machine and a database say of themselves: processor time, memory, tables, lateness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import asyncpg
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on; the second is a name with anything in it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that come from it."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int(_stat(int(path.name))[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Of these processes, their children that still are, and those that were."""
+    ticks = 0
+    for pid in {one for root in pids for one in family(root)}:
+        try:
+            ticks += sum(int(value) for value in _stat(pid)[11:15])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return ticks / _TICK
+
+
+def resident(pid: int) -> float:
+    """MiB at the highest, of a process and its children."""
+    total = 0.0
+    for one in family(pid):
+        text = Path(f"/proc/{one}/status").read_text()
+        total += int(text.partition("VmHWM:")[2].split()[0]) / 1024
+    return total
+
+
+@dataclass
+class TableState:
+    name: str
+    mebibytes: float
+    dead: int
+    inserted: int
+
+
+async def tables(sql: asyncpg.Connection, schema: str) -> dict[str, TableState]:
+    """Partitions are counted with their table."""
+    await sql.execute("SELECT pg_stat_force_next_flush()")
+    rows = await sql.fetch(
+        "SELECT coalesce(parent.relname, c.relname) AS name, sum(pg_total_relation_size(c.oid)) / 1048576.0 AS size,"
+        " sum(pg_stat_get_dead_tuples(c.oid)) AS dead, sum(pg_stat_get_tuples_inserted(c.oid)) AS inserted"
+        " FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class parent ON parent.oid = i.inhparent"
+        " WHERE c.relnamespace = $1::regnamespace AND c.relkind = 'r' GROUP BY 1",
+        schema,
+    )
+    return {row["name"]: TableState(row["name"], float(row["size"]), int(row["dead"]), int(row["inserted"])) for row in rows}
+
+
+@dataclass
+class Lateness:
+    """Seconds after the instant that a run was for."""
+
+    runs: int
+    p50: float
+    p99: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50:.3f} s, p99 {self.p99:.3f} s, max {self.worst:.3f} s"
+
+
+async def lateness(sql: asyncpg.Connection, schema: str, column: str, begin: datetime, end: datetime) -> Lateness:
+    row = await sql.fetchrow(
+        f"SELECT count(*), (percentile_disc(ARRAY[0.5, 0.99, 1]) WITHIN GROUP (ORDER BY extract(epoch FROM {column} - scheduled_at)))::float8[]"
+        f" FROM {schema}.runs WHERE scheduled_at >= $1 AND scheduled_at < $2 AND job_id IS NOT NULL",
+        begin, end,
+    )  # fmt: skip
+    assert row is not None
+    return Lateness(row[0], *(row[1] or (0.0, 0.0, 0.0)))

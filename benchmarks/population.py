@@ -1,0 +1,60 @@
+"""Ten million jobs as a large company might have them, and by an oracle when each of them is due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Tokyo")
+When = tuple[str, str]
+"""A cron expression, seconds first, and its zone."""
+
+
+def _stepped(first: int, step: int, end: int) -> str:
+    return ",".join(str(value) for value in range(first, end, step))
+
+
+def when(n: int) -> When:
+    """Of 100 jobs: nine every 15 minutes, twelve every 30, 34 every hour, twenty every three hours, fifteen daily, six on working
+    days, four monthly; on average a little more than one firing an hour. The frequent ones are spread over the seconds; the others
+    come on the full minute, as people write them.
+    """
+    zone, kind, spot = ZONES[n % 5], n // 5 % 100, n * 2654435761 % 2**32 >> 8
+    second, minute, hour = spot % 60, spot // 60 % 60, spot // 3600 % 24
+    if kind < 9:
+        return f"{second} {_stepped(minute % 15, 15, 60)} * * * *", zone
+    if kind < 21:
+        return f"{second} {_stepped(minute % 30, 30, 60)} * * * *", zone
+    if kind < 55:
+        return f"{second} {minute} * * * *", zone
+    if kind < 75:
+        return f"0 {minute} {_stepped(hour % 3, 3, 24)} * * *", zone
+    if kind < 90:
+        return f"0 {minute // 5 * 5} {hour} * * *", zone
+    if kind < 96:
+        return f"0 {minute // 5 * 5} {hour} * * 1-5", zone
+    return f"0 0 {hour} {spot // 86400 % 28 + 1} * *", zone
+
+
+def jobs(first: int, beyond: int) -> Iterator[dict[str, Any]]:
+    for n in range(first, beyond):
+        schedule, zone = when(n)
+        yield {"name": f"job-{n}", "task": "noop", "schedule": schedule, "timezone": zone, "payload": {"n": n}}
+
+
+def expected(count: int, begin: datetime, end: datetime) -> Counter[tuple[str, str, datetime]]:
+    """How many runs each schedule owes for each instant from begin until before end; by cronsim, not by us."""
+    owed: Counter[tuple[str, str, datetime]] = Counter()
+    for (expression, zone), many in Counter(map(when, range(count))).items():
+        local = (begin - timedelta(seconds=1)).astimezone(ZoneInfo(zone))
+        for instant in CronSim(expression, local):
+            moment = instant.astimezone(UTC)
+            if moment >= end:
+                break
+            owed[expression, zone, moment] += many
+    return owed

@@ -1,0 +1,239 @@
+"""`make bench-soak`: mixed load for half an hour, with a transaction that somebody holds open for a third of it. Throughput, claim
+time and table size, over time; they must return to where they were."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import asyncpg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks import charts, observe, servers
+from benchmarks.product import PROJECT, environment
+from hourhand import Hourhand
+from hourhand.storage.migrate import migrate
+
+SCHEMA = "hourhand"
+HOT = ("ready", "delayed", "running", "parked")
+EVERY = 5.0
+"""Seconds between two looks."""
+TICK = 0.05
+
+
+@dataclass
+class Sample:
+    at: float
+    """Seconds since the load began."""
+    asked: float
+    """Runs that were asked for, a second."""
+    done: float
+    """Runs that got an outcome, a second."""
+    claim: float
+    """Milliseconds that a claim took, on average."""
+    size: float
+    """MiB of the tables that runs pass through."""
+    dead: int
+    held: bool
+
+
+async def load(app: Hourhand, rate: int, asked: list[int], stop: asyncio.Event) -> None:
+    """Of twenty runs: thirteen plain, three delayed, three that fail once, one cancelled."""
+    rng, given, began = random.Random(7), 0.0, time.monotonic()
+    while not stop.is_set():
+        due = (time.monotonic() - began) * rate
+        if due - given < rate * TICK:
+            await asyncio.sleep(TICK / 2)
+            continue
+        part = int(due - given)
+        given += part
+        cancelled, delayed, flaky = part // 20, part * 3 // 20, part * 3 // 20
+        await app.enqueue_many("noop", ({"n": n} for n in range(part - cancelled - delayed - flaky)))
+        await app.enqueue_many("noop", ({"n": n} for n in range(delayed)), delay=rng.uniform(1, 30))
+        await app.enqueue_many("flaky", ({"n": n} for n in range(flaky)))
+        handles = await asyncio.gather(*(app.enqueue("noop", {"n": n}, delay=rng.uniform(1, 30)) for n in range(cancelled)))
+        await asyncio.gather(*(app.runs.cancel(handle.id) for handle in handles))
+        asked[0] += part
+
+
+class Watch:
+    def __init__(self, sql: asyncpg.Connection, ports: list[int], asked: list[int]) -> None:
+        self._sql, self._ports, self._asked = sql, ports, asked
+        self._began = self._last = time.monotonic()
+        self._before = (0, 0, 0.0, 0.0)
+
+    async def look(self, held: bool) -> Sample:
+        seconds = claims = 0.0
+        async with aiohttp.ClientSession() as session:
+            for port in self._ports:
+                async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                    text = await answer.text()
+                seconds += _metric(text, "hourhand_database_round_trip_seconds_total", 'statement="claim"')
+                claims += _metric(text, "hourhand_database_round_trips_total", 'statement="claim"')
+        tables = await observe.tables(self._sql, SCHEMA)
+        done = tables["runs"].inserted
+        now, present = time.monotonic(), (self._asked[0], done, seconds, claims)
+        past, before = now - self._last, self._before
+        self._last, self._before = now, present
+        return Sample(
+            at=now - self._began,
+            asked=(present[0] - before[0]) / past,
+            done=(done - before[1]) / past,
+            claim=1000 * (seconds - before[2]) / max(1, claims - before[3]),
+            size=sum(tables[name].mebibytes for name in HOT),
+            dead=sum(tables[name].dead for name in HOT),
+            held=held,
+        )
+
+
+def _metric(text: str, name: str, label: str) -> float:
+    found = re.findall(rf"^{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+async def soak(url: str, options: argparse.Namespace, progress: Progress) -> list[Sample]:
+    sql = await asyncpg.connect(url)
+    await migrate(sql, SCHEMA)
+    ports = [servers.free_port() for _ in range(2)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.jobs:app", "--log-level", "error", "--metrics-port", str(port)],
+            cwd=PROJECT, env=environment(url, SCHEMA),
+        )
+        for port in ports
+    ]  # fmt: skip
+    samples: list[Sample] = []
+    held: asyncpg.Connection | None = None
+    seconds, first, last = 60 * options.minutes, 60 * options.hold_from, 60 * (options.hold_from + options.hold)
+    try:
+        while await sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.nodes WHERE session") < len(workers):
+            assert all(one.poll() is None for one in workers), "a worker ended"
+            await asyncio.sleep(0.1)
+        async with Hourhand(url, schema=SCHEMA) as app:
+            asked, stop = [0], asyncio.Event()
+            watch = Watch(sql, ports, asked)
+            loading = asyncio.create_task(load(app, options.rate, asked, stop))
+            task = progress.add_task("", total=seconds)
+            while not samples or samples[-1].at < seconds:
+                await asyncio.sleep(EVERY)
+                if loading.done():
+                    loading.result()
+                assert all(one.poll() is None for one in workers), "a worker ended"
+                samples.append(one := await watch.look(held is not None))
+                if held is None and first <= one.at < last:
+                    held = await asyncpg.connect(url)
+                    await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                    await held.execute("SELECT txid_current()")
+                elif held is not None and one.at >= last:
+                    await held.execute("ROLLBACK")
+                    await held.close()
+                    held = None
+                state = "a transaction is held open" if held else "no long transaction"
+                progress.update(
+                    task, completed=one.at,
+                    description=f"{state}: {one.done:,.0f} runs/s, claim {one.claim:.2f} ms, {one.size:,.0f} MiB, {one.dead:,} dead rows",
+                )  # fmt: skip
+            stop.set()
+            await loading
+    finally:
+        for process in workers:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+        for process in workers:
+            process.wait(60)
+        await sql.close()
+    return samples
+
+
+@dataclass
+class Verdict:
+    """Medians of a minute or more each."""
+
+    before: Sample
+    beside: Sample
+    worst: float
+    """The least throughput of any half minute beside the long transaction, of that before."""
+    after: Sample
+    """From two minutes after its end."""
+
+
+def judge(samples: list[Sample]) -> Verdict:
+    open_ = [one for one in samples if one.held]
+    begin, end = open_[0].at, open_[-1].at
+    before = [one for one in samples if 60 <= one.at < begin] or [one for one in samples if one.at < begin]
+    after = [one for one in samples if one.at > end + 120] or samples[-6:]
+    usual = _median(before)
+    window = 6
+    worst = min(statistics.mean(one.done for one in open_[n : n + window]) for n in range(max(1, len(open_) - window + 1)))
+    return Verdict(usual, _median(open_), worst / usual.done, _median(after))
+
+
+def _median(samples: list[Sample]) -> Sample:
+    values = {
+        name: statistics.median(getattr(one, name) for one in samples)
+        for name in ("at", "asked", "done", "claim", "size", "dead")
+    }
+    return Sample(held=samples[-1].held, **values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30, help="of load (default: 30)")
+    parser.add_argument("--rate", type=int, default=1_000, help="runs a second (default: 1,000)")
+    parser.add_argument("--hold-from", type=float, default=8, help="minute at which the long transaction begins (default: 8)")
+    parser.add_argument("--hold", type=float, default=10, help="minutes for which it is open (default: 10)")
+    parser.add_argument("--json", type=Path, help="also write every sample here")
+    parser.add_argument("--chart", type=Path, help="draw them here, as SVG")
+    options = parser.parse_args()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with tempfile.TemporaryDirectory(prefix="hourhand-soak-") as directory:
+        Path(directory).chmod(0o755)
+        with servers.postgresql(Path(directory)) as server, Progress(*columns, console=Console(stderr=True)) as progress:
+            samples = asyncio.run(soak(server.url + "/postgres", options, progress))
+    verdict = judge(samples)
+    table = Table(
+        "medians",
+        "asked/s",
+        "done/s",
+        "claim, ms",
+        "MiB",
+        "dead rows",
+        box=None,
+        title=f"{options.rate:,} runs/s, {options.minutes:g} min",
+    )
+    for name, one in (
+        ("before", verdict.before),
+        ("beside a long transaction", verdict.beside),
+        ("two minutes after it, and on", verdict.after),
+    ):
+        table.add_row(name, f"{one.asked:,.0f}", f"{one.done:,.0f}", f"{one.claim:.2f}", f"{one.size:,.1f}", f"{one.dead:,.0f}")
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table)
+    back = verdict.after.done / verdict.before.done
+    console.print(
+        f"throughput beside it, worst half minute: {verdict.worst:.2f} of before",
+        "[green]ok[/]" if verdict.worst >= 0.6 else "[red]missed[/] (0.6)",
+    )
+    console.print(f"throughput after it: {back:.2f} of before", "[green]ok[/]" if back >= 0.9 else "[red]missed[/] (0.9)")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in samples], indent=1) + "\n")
+    if options.chart:
+        charts.soak(samples, options.chart)
+
+
+if __name__ == "__main__":
+    main()
