@@ -165,6 +165,7 @@ async def test_a_rate_holds_over_the_fleet(fleet: Ruled, client: Hourhand, sql: 
 
         await until(ended, "the paced ones")
         await until(lambda: _refilled(sql, schema), "a full bucket")
+        await sql.execute(f"UPDATE {schema}.gates SET filled_at = filled_at - interval '10 minutes'")
     starts = [at for at, _ in fleet.starts()]
     assert len(starts) == 120
     for first in range(len(starts)):

@@ -167,7 +167,8 @@ async def test_tenants_take_turns(app: Hourhand, sql: asyncpg.Connection) -> Non
         waits = await sql.fetchval(f"SELECT count(*) FROM {app.settings.schema}.streams WHERE fair = 'small'")
         return bool(waits) or "small" in order
 
-    await work.enqueue_many([{"tenant": "large"}] * 300)
+    # As many large ones as there is room: who comes third must not wait for both to be through.
+    await work.enqueue_many([{"tenant": tenant} for tenant in ("large", "other")] * 150)
     async with working(app, concurrency=2):
         await ended(app, 301)
     assert order.index("small") <= 40
@@ -494,14 +495,14 @@ async def test_nobody_looks_all_the_time_while_a_rate_is_waited_for(app: Hourhan
     @app.task(rate=Rate("1/hour", burst=2), concurrency=2, fair_key="n")
     async def seldom(ctx: Context, n: int) -> None: ...
 
-    @app.task(queue="long", rate=Rate("100/s", burst=2), concurrency=1, fair_key="n")
+    @app.task(queue="long", rate=Rate("100/s", burst=1), concurrency=2, fair_key="n")
     async def long(ctx: Context, n: int) -> None:
         await gate.wait()
 
     trips = (await app._database()).trips.by_statement
     async with working(app, concurrency=4):
         await seldom.enqueue_many([{"n": n} for n in range(5)])
-        await long.enqueue_many([{"n": n} for n in range(3)])
+        await long.enqueue_many([{"n": n} for n in range(4)])
         await ended(app, 2)
         # A stretch of time, not a deadline: whoever looks without pause does so hundreds of times in it.
         before = trips["open_gates"].count + trips["admit"].count
@@ -515,7 +516,7 @@ async def test_nobody_looks_all_the_time_while_a_rate_is_waited_for(app: Hourhan
         opening = await sql.fetchval(f"SELECT max(opens_at) - now() FROM {app.settings.schema}.gates")
         assert opening > timedelta(minutes=30)
         gate.set()
-        await ended(app, 5)
+        await ended(app, 6)
 
 
 async def test_whom_a_dissolved_stream_left_behind_comes_back(app: Hourhand, sql: asyncpg.Connection, url: str) -> None:
@@ -557,7 +558,7 @@ async def test_more_streams_than_are_looked_at_in_one_time(app: Hourhand) -> Non
     async def open_(ctx: Context, n: int) -> None:
         passed.set()
 
-    await closed.enqueue_many([{"n": n} for n in range(1_500)])
+    await closed.enqueue_many([{"n": n} for n in range(5_000)])
     await open_.enqueue(n=0)
     async with working(app, concurrency=5):
         await asyncio.wait_for(passed.wait(), 60)
