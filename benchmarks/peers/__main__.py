@@ -7,8 +7,10 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -46,6 +48,7 @@ def main() -> None:
     )
     parser.add_argument("--report", action="store_true", help="write the page and the charts from the results; measure nothing")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no worker is left behind
     if not options.report:
         measure([everyone[name] for name in options.only], options)
     if options.results == RESULTS:
@@ -97,7 +100,7 @@ async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch:
             rounds.append(await take(stage))  # noqa: PERF401 -- those before a failure count
     except measures.Stalled as stalled:
         if not rounds:
-            return {**stamp, "no": str(stalled)}
+            return {**stamp, "no": str(stalled), **stalled.so_far}
     return {**stamp, "rounds": rounds, **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]}}
 
 

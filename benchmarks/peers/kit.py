@@ -28,6 +28,7 @@ import os
 import random
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -46,7 +47,10 @@ class _Counter:
     def __init__(self) -> None:
         self.pid = os.getpid()
         path = METER / f"count-{os.getsid(0)}-{self.pid}"
-        path.write_bytes(bytes(8))
+        # Under another name until it has its 8 bytes: whoever finds it can read it.
+        fresh = path.with_name(f"new-{path.name}")
+        fresh.write_bytes(bytes(8))
+        fresh.rename(path)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
         self._value = 0
@@ -57,13 +61,16 @@ class _Counter:
 
 
 _counter: _Counter | None = None
+_making = threading.Lock()
 
 
 def noop(n: int = 0) -> None:
-    """Counted; nothing else."""
+    """Counted; nothing else. Peers that run handlers in several threads must hold a lock around it."""
     global _counter
     if _counter is None or _counter.pid != os.getpid():
-        _counter = _Counter()
+        with _making:
+            if _counter is None or _counter.pid != os.getpid():
+                _counter = _Counter()
     _counter.add()
 
 

@@ -30,7 +30,11 @@ ASKED = 300
 
 
 class Stalled(Exception):
-    """What was asked of the peer did not happen."""
+    """What was asked of the peer did not happen; but some of it may have."""
+
+    def __init__(self, complaint: str, so_far: dict[str, float] | None = None) -> None:
+        super().__init__(complaint)
+        self.so_far = so_far or {}
 
 
 @dataclass
@@ -233,7 +237,7 @@ async def due(stage: Stage) -> dict[str, float]:
             while len(started := dict(kit.moments("stamp", stage.meter))) < count:
                 stage.alive(workers)
                 if time.time() > at + DUE_PATIENCE:
-                    raise Stalled(f"{len(started)} of {count} started within {DUE_PATIENCE:.0f} s")
+                    raise Stalled(f"{len(started):,} of {count:,} started within {DUE_PATIENCE:.0f} s", lateness)
                 await asyncio.sleep(0.2)
         lateness[f"due {count}"] = max(started.values()) - at
     return lateness
@@ -271,6 +275,8 @@ async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
         try:
             await asyncio.sleep(settled)
             before = await _rate(stage, workers, window)
+            if not before:
+                raise Stalled("nothing was done under steady load")
             sql = await asyncpg.connect(stage.url)
             async with sql.transaction(isolation="repeatable_read"):
                 await sql.execute("SELECT txid_current()")

@@ -65,10 +65,15 @@ SELECT lane, count(*) AS runs, max(seq) AS last FROM waiting GROUP BY lane;
 -- What was set aside in a queue that is managed now takes the way of all others there.
 WITH gone AS (
     DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
-        SELECT p.ctid FROM hourhand.parked p
-        WHERE p.stream IS NULL AND p.hold IS NULL AND p.lane / 4 = ANY ($1::integer[]) AND p.task = ANY ($2::text[])
-          AND (SELECT q.managed FROM hourhand.queues q WHERE q.id = p.lane / 4)
-        LIMIT $3 FOR UPDATE SKIP LOCKED))
+        SELECT head.ctid FROM unnest($2::text[]) AS mine (task)
+        CROSS JOIN (SELECT queue FROM unnest($1::integer[]) AS wanted (queue)
+                    WHERE (SELECT q.managed FROM hourhand.queues q WHERE q.id = wanted.queue)) AS ruled
+        CROSS JOIN generate_series(0, 3) AS class
+        CROSS JOIN LATERAL (
+            SELECT p.ctid FROM hourhand.parked p
+            WHERE p.task = mine.task AND p.lane = ruled.queue * 4 + class AND p.stream IS NULL AND p.hold IS NULL
+            ORDER BY p.seq LIMIT $3 FOR UPDATE SKIP LOCKED) AS head
+        LIMIT $3))
     RETURNING *)
 INSERT INTO hourhand.ready (seq, run_id, job_id, scheduled_at, enqueued_at, expires_at, lane, attempt, crashes,
                             task, payload, key, tags, options, errors)

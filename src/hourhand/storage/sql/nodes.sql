@@ -184,8 +184,8 @@ WITH old_keys AS (
 old_cancels AS (
     -- Not before the run has ended: on its way back from a worker it may be out of `running` for a while.
     DELETE FROM hourhand.cancels c WHERE requested_at < now() - interval '1 minute'
-        AND (EXISTS (SELECT FROM hourhand.runs r WHERE r.run_id = c.run_id)
-             OR EXISTS (SELECT FROM hourhand.dead d WHERE d.run_id = c.run_id) OR requested_at < now() - interval '30 days')
+        AND ((SELECT true FROM hourhand.runs r WHERE r.run_id = c.run_id LIMIT 1)
+             OR (SELECT true FROM hourhand.dead d WHERE d.run_id = c.run_id LIMIT 1) OR requested_at < now() - interval '30 days')
     RETURNING 1),
 old_progress AS (
     DELETE FROM hourhand.progress p WHERE reported_at < now() - interval '1 minute'
@@ -194,7 +194,7 @@ old_steps AS (
     -- A dead letter keeps its steps: replayed, it does not repeat them.
     DELETE FROM hourhand.steps WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM hourhand.steps s WHERE made_at < now() - interval '1 minute'
-            AND EXISTS (SELECT FROM hourhand.runs r WHERE r.run_id = s.run_id) LIMIT 10000))
+            AND (SELECT true FROM hourhand.runs r WHERE r.run_id = s.run_id LIMIT 1) LIMIT 10000))
     RETURNING 1),
 old_sessions AS (
     DELETE FROM hourhand.sessions WHERE expires_at < now() RETURNING 1),

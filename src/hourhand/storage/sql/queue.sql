@@ -70,15 +70,30 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 
 -- name: claim_parked
 -- Runs that other workers did not know, for one that does; or ($5) runs on probation, which no healthy one shares a claim with.
--- The same is refused as by claim; $6 is the version of the rules.
-WITH picked AS (
+-- The same is refused as by claim; $6 is the version of the rules. (First the tasks of which there are any: a worker knows many.
+-- The order of an index is asked for so that it is this index, whatever is believed of the table.)
+WITH lanes AS MATERIALIZED (
+    SELECT lane FROM unnest($2::integer[]) AS wanted (lane)
+    WHERE (SELECT true FROM hourhand.queues q WHERE q.id = lane / 4 AND q.paused_at IS NULL AND NOT q.managed)
+      AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
+      AND (SELECT version = $6 FROM hourhand.rulebook WHERE single)),
+picked AS (
     DELETE FROM hourhand.parked WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM hourhand.parked
-        WHERE task = ANY ($1::text[]) AND lane = ANY ($2::integer[]) AND (crashes > 0) = $5 AND stream IS NULL AND hold IS NULL
-          AND (SELECT true FROM hourhand.nodes n WHERE n.id = $4 AND n.died_at IS NULL)
-          AND (SELECT version = $6 FROM hourhand.rulebook WHERE single)
-          AND NOT EXISTS (SELECT FROM hourhand.queues q WHERE q.id = lane / 4 AND (q.paused_at IS NOT NULL OR q.managed))
-        LIMIT $3 FOR UPDATE SKIP LOCKED))
+        SELECT head.ctid FROM unnest($1::text[]) AS mine (task)
+        CROSS JOIN LATERAL (
+            SELECT p.task FROM hourhand.parked p WHERE p.task = mine.task AND p.stream IS NULL AND p.hold IS NULL
+            ORDER BY p.lane, p.seq LIMIT 1) AS found
+        CROSS JOIN lanes
+        CROSS JOIN LATERAL (
+            SELECT p.ctid FROM hourhand.parked p
+            WHERE p.task = found.task AND p.lane = lanes.lane AND p.stream IS NULL AND p.hold IS NULL AND p.crashes = 0
+            ORDER BY p.seq LIMIT $3 FOR UPDATE SKIP LOCKED) AS head
+        WHERE NOT $5 LIMIT $3)
+      || ARRAY(
+        SELECT p.ctid FROM hourhand.parked p
+        WHERE $5 AND p.crashes > 0 AND p.task = ANY ($1::text[]) AND p.lane = ANY (ARRAY(SELECT lane FROM lanes))
+          AND num_nonnulls(p.stream, p.hold) = 0
+        ORDER BY p.run_id LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING *)
 INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
                               lane, attempt, crashes, task, payload, key, tags, options, errors)
@@ -89,16 +104,24 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 
 -- name: survey
 -- What an idle worker asks every few seconds: the queues, which lanes hold work or open streams, and whether
--- anything it knows is parked.
+-- anything it knows is parked. (Each is a look at one place of an index, however much waits there.)
+WITH strange AS MATERIALIZED (
+    SELECT mine.task FROM unnest($1::text[]) AS mine (task) CROSS JOIN LATERAL (
+        SELECT FROM hourhand.parked p WHERE p.task = mine.task AND p.stream IS NULL AND p.hold IS NULL
+        ORDER BY p.lane, p.seq LIMIT 1) AS found),
+risky AS MATERIALIZED (
+    SELECT p.lane / 4 AS queue FROM hourhand.parked p
+    WHERE p.crashes > 0 AND p.task = ANY ($1::text[]) AND num_nonnulls(p.stream, p.hold) = 0 ORDER BY p.run_id)
 SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused, q.managed,
        ARRAY(SELECT class FROM generate_series(0, 3) AS class
-             WHERE EXISTS (SELECT FROM hourhand.ready r WHERE r.lane = q.id * 4 + class)) AS waiting,
+             WHERE (SELECT true FROM hourhand.ready r WHERE r.lane = q.id * 4 + class LIMIT 1)) AS waiting,
        ARRAY(SELECT class FROM generate_series(0, 3) AS class
-             WHERE EXISTS (SELECT FROM hourhand.streams s WHERE s.lane = q.id * 4 + class AND s.waits_for IS NULL)) AS open,
-       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes = 0
-               AND p.stream IS NULL AND p.hold IS NULL) AS parked,
-       EXISTS (SELECT FROM hourhand.parked p WHERE p.task = ANY ($1::text[]) AND p.lane / 4 = q.id AND p.crashes > 0
-               AND p.stream IS NULL AND p.hold IS NULL) AS probation
+             WHERE (SELECT true FROM hourhand.streams s WHERE s.lane = q.id * 4 + class AND s.waits_for IS NULL
+                    ORDER BY s.turn LIMIT 1)) AS open,
+       coalesce((SELECT true FROM strange CROSS JOIN generate_series(0, 3) AS class CROSS JOIN LATERAL (
+            SELECT FROM hourhand.parked p WHERE p.task = strange.task AND p.lane = q.id * 4 + class AND p.stream IS NULL
+                AND p.hold IS NULL AND p.crashes = 0 ORDER BY p.seq LIMIT 1) AS found LIMIT 1), false) AS parked,
+       q.id IN (SELECT queue FROM risky) AS probation
 FROM hourhand.queues q;
 
 -- name: finish

@@ -30,11 +30,13 @@ WITH released AS (
 SELECT shard, pg_notify('hourhand', 'o') FROM released;
 
 -- name: near_schedules
--- Hints for the wheel: what these shards have within the horizon.
+-- Hints for the wheel: what these shards have within the horizon. (The clock is read once: an index is of no use for what may
+-- change from row to row.)
 SELECT s.id, s.shard, extract(epoch FROM s.next_run_at)::float8 AS due
 FROM unnest($1::smallint[]) AS mine (shard)
 CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
-                    WHERE shard = mine.shard AND next_run_at <= clock_timestamp() + make_interval(secs => $2) OFFSET 0) AS s;
+                    WHERE shard = mine.shard AND next_run_at <= (SELECT clock_timestamp()) + make_interval(secs => $2)
+                    ORDER BY next_run_at OFFSET 0) AS s;
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
@@ -43,7 +45,8 @@ SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_
        CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second'
             THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience
 FROM unnest($1::bigint[]) AS hint (id)
-CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id AND next_run_at IS NOT NULL LIMIT 1) AS s;
+CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id LIMIT 1) AS s
+WHERE s.next_run_at IS NOT NULL;  -- outside, lest an index of those be taken for the one to look in
 
 -- name: fire
 -- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
