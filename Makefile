@@ -5,6 +5,7 @@
 # make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"]  the same for Hourhand and its peers
 # make bench-capacity [JOBS=10000000]                ten million jobs on this machine
 # make bench-soak [MINUTES=30]                       half an hour with a long transaction in it
+# make bench-profile                                 where each microsecond of a run goes
 # make compare REF=<commit>                          before and after, in one run
 # make mutants                                       break each guarantee, see its test fail
 # make chaos [MINUTES=5] [FAULTS=...] [SEED=n]       kill, pause and cut off a fleet, and check from outside
@@ -15,7 +16,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PORT   ?= 8080
 
-.PHONY: up test check bench bench-peers bench-capacity bench-soak compare mutants chaos format clean
+.PHONY: up test check bench bench-peers bench-capacity bench-soak bench-profile compare mutants chaos format clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -58,7 +59,10 @@ bench-capacity: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.capacity $(if $(JOBS),--jobs $(JOBS)) --json docs/capacity.json
 
 bench-soak: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.soak $(if $(filter-out 5,$(MINUTES)),--minutes $(MINUTES)) --json docs/soak.json --chart docs/images/soak.svg
+	$(BIN)/python -m benchmarks.soak $(if $(findstring command,$(origin MINUTES)),--minutes $(MINUTES)) --json docs/soak.json --chart docs/images/soak.svg
+
+bench-profile: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.profile
 
 compare: $(STAMP)
 	$(BIN)/python -m benchmarks.compare $(REF)

@@ -40,15 +40,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def postgresql(directory: Path) -> Iterator[Server]:
+def postgresql(directory: Path, programs: Path | None = None, **more: str) -> Iterator[Server]:
+    """`programs`: where initdb is, if it is not to be the wheel's; `more`: further settings."""
     owner, port = find_owner(), free_port()
-    binaries, data = Binaries.find(owner), directory / "postgresql"
+    programs, data = programs or Binaries.find(owner).directory, directory / "postgresql"
     data.mkdir()
     os.chown(data, owner.uid, owner.gid)
     switch = {"user": owner.uid, "group": owner.gid, "extra_groups": []} if owner.switch else {}
 
     def run(program: str, *words: str) -> None:
-        subprocess.run([binaries.directory / program, *words], check=True, stdout=subprocess.DEVNULL, cwd="/", **switch)  # type: ignore[call-overload]
+        subprocess.run([programs / program, *words], check=True, stdout=subprocess.DEVNULL, cwd="/", **switch)  # type: ignore[call-overload]
 
     run(
         "initdb",
@@ -60,7 +61,7 @@ def postgresql(directory: Path) -> Iterator[Server]:
         "--locale=C.UTF-8",
         "--no-instructions",
     )
-    settings = {**POSTGRESQL, "port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
+    settings = {**POSTGRESQL, **more, "port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
     with (data / "postgresql.conf").open("a") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
     run("pg_ctl", "--pgdata", str(data), "--log", str(data / "log"), "--wait", "start")

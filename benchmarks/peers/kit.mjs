@@ -2,7 +2,8 @@
 //
 // An adapter exports nothing; it ends with `await run(itsPeer)`, an object with the methods that its verbs need:
 //
-//     setup()  open()  close()  enqueue(task, n)  enqueueMany(task, numbers)  work()  register(count, at)  workSchedules(count, at)
+//     setup()  open()  close()  enqueue(task, n)  enqueueMany(task, numbers)
+//     work()  register(count, at)  workSchedules(count, at)
 //
 // The handlers of the peer call noop(n), stamp(n) and hold(n).
 

@@ -44,7 +44,8 @@ class BullMQ {
     // There is no call for many of them; the client sends those that wait in one go.
     async register(count, at) {
         const repeat = { pattern: kit.cronOf(at), tz: 'UTC' }
-        await Promise.all(kit.numbered(count).map(([id, n]) => this.queue.upsertJobScheduler(id, repeat, { name: 'stamp', data: { n } })))
+        const upsert = ([id, n]) => this.queue.upsertJobScheduler(id, repeat, { name: 'stamp', data: { n } })
+        await Promise.all(kit.numbered(count).map(upsert))
     }
 
     async workSchedules() {

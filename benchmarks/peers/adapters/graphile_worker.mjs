@@ -54,13 +54,9 @@ class GraphileWorker {
 
     // The statement of its own performance test: the SQL function, without sending every job back as addJobs() does.
     async enqueueMany(identifier, numbers) {
-        const specs = JSON.stringify(numbers.map((n) => ({ identifier, payload: { n } })))
-        await this.utils.withPgClient((client) =>
-            client.query(
-                'select 1 from graphile_worker.add_jobs(array(select json_populate_recordset(null::graphile_worker.job_spec, $1::json)))',
-                [specs],
-            ),
-        )
+        const jobs = JSON.stringify(numbers.map((n) => ({ identifier, payload: { n } })))
+        const specs = 'select json_populate_recordset(null::graphile_worker.job_spec, $1::json)'
+        await this.utils.withPgClient((client) => client.query(`select 1 from graphile_worker.add_jobs(array(${specs}))`, [jobs]))
     }
 
     async work(parsedCronItems = []) {
