@@ -208,7 +208,7 @@ class Capacity:
     async def hot_second(self, app: Hourhand) -> None:
         """Beside the steady load."""
         count = self.options.hot
-        due = (datetime.now(UTC) + timedelta(seconds=60 + count / 10_000)).replace(microsecond=0)
+        due = (datetime.now(UTC) + timedelta(seconds=20 + count / 5_000)).replace(microsecond=0)
         task = self.stage(f"registering {count:,} jobs for one second", count)
         await app.jobs.add_many(
             (
