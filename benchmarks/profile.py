@@ -75,11 +75,11 @@ async def profile(url: str, postmaster: int, runs: int, scratch: Path, console: 
         worker = await stack.enter_async_context(product.workers(url, SCHEMA, sql, 1))
         if counted:
             await sql.execute("SELECT public.pg_stat_statements_reset()")
+        what = ("record", "--pid", str(worker.pid), "--rate", "500", "--duration", "60", "--nonblocking", "--threads")
+        where = ("--format", "raw", "--output", str(scratch / "stacks"))
         spy = subprocess.Popen(
-            [Path(sys.executable).with_name("py-spy"), "record", "--pid", str(worker.pid), "--rate", "500", "--duration", "60"]
-            + ["--format", "raw", "--output", str(scratch / "stacks"), "--nonblocking", "--threads"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [Path(sys.executable).with_name("py-spy"), *what, *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         await asyncio.sleep(1)
         used = observe.processor_seconds([postmaster]), observe.processor_seconds([worker.pid])
         began = time.perf_counter()
