@@ -137,11 +137,12 @@ class Capacity:
     async def settled(self, end: datetime) -> None:
         """Everything that was due before `end` has an outcome."""
         self.stage("waiting for the last outcomes")
+        # In the order of their way: what has left one place is looked for in the next.
+        while await self.sql.fetchval(f"SELECT {OVERDUE.format('$1')}", end):
+            await asyncio.sleep(0.2)
         for table in ("ready", "running"):
             while await self.sql.fetchval(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table} WHERE scheduled_at < $1)", end):
                 await asyncio.sleep(0.2)
-        while await self.sql.fetchval(f"SELECT {OVERDUE.format('$1')}", end):
-            await asyncio.sleep(0.2)
 
     async def steady(self) -> None:
         begin = (datetime.now(UTC) + timedelta(seconds=5)).replace(microsecond=0)

@@ -92,3 +92,24 @@ def test_cancelled_entries_do_not_come_back() -> None:
     wheel.insert(2, START + 90)
     wheel.cancel(1)
     assert wheel.advance(START + 100) == [(2, START + 90)]
+
+
+# Half minutes, so that full minutes and hours, at which entries move down, are met often.
+@given(
+    st.integers(0, 500).map(lambda halves: 30 * halves),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 130).map(lambda halves: 30 * halves)), max_size=40),
+    st.lists(st.integers(1, 50), max_size=10),
+    st.integers(1, 130).map(lambda halves: 30 * halves),
+)
+def test_what_is_upcoming_is_what_the_next_second_delivers(
+    now: int, entries: list[tuple[int, int]], cancelled: list[int], steps: int
+) -> None:
+    wheel = TimingWheel(now)
+    for key, due in entries:
+        wheel.insert(key, now + due)
+    for key in cancelled:
+        wheel.cancel(key)
+    wheel.advance(now + steps - 1)
+    told = wheel.upcoming()
+    assert len(told) == len(set(told))
+    assert set(told) == {key for key, _ in wheel.advance(now + steps)}

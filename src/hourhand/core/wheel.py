@@ -72,6 +72,16 @@ class TimingWheel:
             self._moments.pop(self.now, None)
         return ready
 
+    def upcoming(self) -> list[int]:
+        """What the next second will deliver, as far as is known; it stays where it is."""
+        at = self.now + 1
+        slots = [self._seconds[at % SECONDS]]
+        if not at % SECONDS:
+            slots.append(self._minutes[at // SECONDS % MINUTES])
+        if not at % (SECONDS * MINUTES):
+            slots.append(self._hours[at // (SECONDS * MINUTES) % HOURS])
+        return list(dict.fromkeys(key for slot in slots for key in slot if self._due.get(key, at + 1) <= at))
+
     def _descend(self) -> None:
         """At a full minute its entries go to the seconds; at a full hour, first, the hour's to the minutes."""
         if self.now % SECONDS:

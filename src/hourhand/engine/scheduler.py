@@ -8,6 +8,7 @@ found out by the statement that acts on it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,11 @@ BLOCKED_AT_ONCE = 10
 LOCK_TIMEOUT = 0.3
 """How long a batch waits for somebody's open transaction that changes one of its schedules' jobs."""
 LARGE_CATCH_UP = 100
+ON_TIME = 1.0
+"""Up to so many seconds after its instant a firing is in time, whatever its jobs say about lateness."""
+AHEAD_AT_ONCE = 500
+AHEAD_UNTIL = 0.05
+"""Seconds before the next one begins at which planning for it ends: what is left is planned when it is due."""
 
 
 @dataclass(slots=True)
@@ -68,6 +74,11 @@ class Plan:
             yield begin, len(self.late)
 
 
+def _in_time(one: Planned, now: float) -> bool:
+    """Fired by now it is neither early nor late, and no further instant of it has been missed."""
+    return 0 <= now - one.due_at.timestamp() < ON_TIME and (one.next_at is None or one.next_at.timestamp() > now)
+
+
 class Scheduler:
     def __init__(
         self, database: Database, settings: Settings, labels: Mapping[str, str] | None = None, registry: Registry | None = None
@@ -89,6 +100,8 @@ class Scheduler:
         self._stop_asked = asyncio.Event()
         self._sweep_at = 0.0
         self._batch = BATCH
+        self._ahead: dict[int, Planned] = {}
+        """What the next second will bring, as it was planned before it began."""
         self._blocked: set[int] = set()
         """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
         self.refused = 0
@@ -219,12 +232,42 @@ class Scheduler:
                     log.warning("firing.waiting", error=str(error), schedules=len(waiting))
                 await patience.wait()
                 continue
+            with contextlib.suppress(DatabaseUnavailable):
+                await self.plan_ahead()
             now = self.node.clock.now()
             await asyncio.sleep(math.floor(now) + 1.001 - now)
+
+    async def plan_ahead(self) -> None:
+        """What the next second brings is looked up and computed while there is time. The firing statement compares instant,
+        revision and epoch: what was changed meanwhile is not fired by such a plan, but planned anew."""
+        self._ahead.clear()
+        begins, hints = self.wheel.now + 1, self.wheel.upcoming()
+        for begin in range(0, len(hints), AHEAD_AT_ONCE):
+            if self.node.clock.now() > begins - AHEAD_UNTIL:
+                break
+            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE]):
+                if one.shard in self.elector.held and one.id not in self._blocked and one.due_at.timestamp() <= begins:
+                    with contextlib.suppress(InvalidSchedule):
+                        self._ahead[one.id] = Planned(one.id, one.due_at, one.schedule.next_after(one.due_at), one.revision)
+
+    async def _fire_ahead(self, waiting: list[int]) -> None:
+        """What was planned before and is in time; the rest stays in `waiting`."""
+        ready = [planned for hint in waiting if (planned := self._ahead.pop(hint, None)) is not None]
+        for begin in range(0, len(ready), self._batch):
+            now = self.node.clock.now()
+            part = [one for one in ready[begin : begin + self._batch] if _in_time(one, now)]
+            moved = await self._fire_plain(dict(self.elector.held), part) if part else {}
+            self._fired(moved)
+            for one in part:
+                if one.id in moved:
+                    self._again(one, True)
+            waiting[:] = [hint for hint in waiting if hint not in moved]
 
     async def fire_all(self, waiting: list[int]) -> None:
         """Fire what is due among these, and put each back for its next time. While the database fires one batch, the next
         is planned. Hints leave `waiting` as they are dealt with; what the database could not be asked about stays."""
+        if self._ahead:
+            await self._fire_ahead(waiting)
         under_way: asyncio.Task[None] | None = None
         held: list[int] = []
         try:
@@ -294,10 +337,7 @@ class Scheduler:
             for planned in plan.plain:
                 self._again(planned, planned.id in moved)
             refused += sum(one.id not in moved and one.id not in self._blocked for one in plan.plain)
-            if moved:
-                self.maintainer.measures.fired += sum(moved.values())
-                # About as many runs in each statement, whether a schedule has one job or thousands.
-                self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
+            self._fired(moved)
         plan.late.sort(key=lambda one: one[0].id in self._blocked)
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
@@ -305,6 +345,12 @@ class Scheduler:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self.node.id,
                         meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
+
+    def _fired(self, moved: dict[int, int]) -> None:
+        if moved:
+            self.maintainer.measures.fired += sum(moved.values())
+            # About as many runs in each statement, whether a schedule has one job or thousands.
+            self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
         together = [one for one in plain if one.id not in self._blocked]

@@ -1,0 +1,132 @@
+"""What the next second brings is planned before it begins; and whatever happens in between, it fires as it should."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from hourhand import Hourhand
+from hourhand.core.wheel import TimingWheel
+from hourhand.engine.scheduler import Scheduler
+from tests.support.fleet import until
+
+
+pytestmark = pytest.mark.once
+
+
+class Ahead:
+    """A scheduler that does nothing by itself, and a job that is due in a moment, for which it has a plan."""
+
+    def __init__(self, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+        self._app, self._sql, self._schema = app, sql, schema
+
+    async def prepare(self, **options: Any) -> None:
+        self.scheduler = Scheduler(await self._app._database(), self._app.settings)
+        await self.scheduler.node.start()
+        await self.scheduler.elector.run_once()
+        while True:
+            now: datetime = await self._sql.fetchval("SELECT clock_timestamp()")
+            self.due = now.replace(microsecond=0) + timedelta(seconds=3)
+            schedule = f"{self.due.second} {self.due.minute} * * * *"
+            await self._app.jobs.add("one", task="noop", schedule=schedule, replace=True, **options)
+            self.schedule: int = await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = 'one'")
+            self.scheduler.wheel = TimingWheel(int(self.due.timestamp()) - 1)
+            self.scheduler.wheel.insert(self.schedule, int(self.due.timestamp()))
+            await self.scheduler.plan_ahead()
+            if self.schedule in self.scheduler._ahead:
+                return  # else the machine was slow, and its time came first
+
+    async def fire(self, late: float = 0.0) -> None:
+        async def passed() -> bool:
+            return bool(await self._sql.fetchval("SELECT clock_timestamp() > $1", self.due + timedelta(seconds=late)))
+
+        await until(passed, "its instant")
+        await self.scheduler.fire_all([self.schedule])
+
+    async def runs(self) -> int:
+        count: int = await self._sql.fetchval(f"SELECT count(*) FROM {self._schema}.ready WHERE scheduled_at = $1", self.due)
+        return count
+
+    async def ledger(self) -> list[tuple[int, bool]]:
+        rows = await self._sql.fetch(f"SELECT runs, late FROM {self._schema}.firings WHERE scheduled_at = $1", self.due)
+        return [tuple(row) for row in rows]
+
+
+@pytest.fixture
+async def ahead(app: Hourhand, sql: asyncpg.Connection, schema: str) -> AsyncIterator[Ahead]:
+    one = Ahead(app, sql, schema)
+    try:
+        yield one
+    finally:
+        await one.scheduler._shut_down()
+
+
+@asynccontextmanager
+async def without_a_look(app: Hourhand) -> AsyncIterator[None]:
+    trips = (await app._database()).trips.by_statement
+    before = trips["hinted_schedules"].count
+    yield
+    assert trips["hinted_schedules"].count == before, "the table was asked again"
+
+
+async def test_at_its_time_it_is_fired_and_nothing_else(
+    ahead: Ahead, app: Hourhand, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hourhand.engine.scheduler.ON_TIME", 60.0)  # however slow the machine
+    await ahead.prepare()
+    async with without_a_look(app):
+        await ahead.fire()
+    assert await ahead.ledger() == [(1, False)]
+    assert await ahead.runs() == 1
+    assert await sql.fetchval(
+        f"SELECT next_run_at FROM {schema}.schedules WHERE id = $1", ahead.schedule
+    ) == ahead.due + timedelta(hours=1)
+    await ahead.scheduler.fire_all([ahead.schedule])
+    assert await ahead.runs() == 1, "a hint that comes again finds nothing"
+
+
+@pytest.mark.parametrize("change", ["paused", "deleted", "moved"])
+async def test_what_is_changed_meanwhile_counts(ahead: Ahead, app: Hourhand, change: str) -> None:
+    await ahead.prepare()
+    if change == "paused":
+        await app.jobs.pause("one")
+    elif change == "deleted":
+        await app.jobs.delete("one")
+    else:
+        await app.jobs.update("one", schedule="0 0 1 1 *")
+    await ahead.fire()
+    assert await ahead.runs() == 0
+
+
+async def test_a_job_that_joins_meanwhile_fires_too(ahead: Ahead, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    await ahead.prepare()
+    shard = await sql.fetchval(f"SELECT shard FROM {schema}.jobs WHERE name = 'one'")
+    schedule, number = f"{ahead.due.second} {ahead.due.minute} * * * *", 0
+    while await sql.fetchval(f"SELECT count(*) FROM {schema}.jobs WHERE shard = $1", shard) < 2:
+        number += 1
+        await app.jobs.add_many([{"name": f"{number}-{n}", "task": "noop", "schedule": schedule} for n in range(100)])
+    joined = await sql.fetchval(
+        f"SELECT count(*) FROM {schema}.jobs WHERE schedule_id = $1 AND active_since <= $2", ahead.schedule, ahead.due
+    )
+    await ahead.fire()
+    assert await ahead.runs() == joined
+
+
+async def test_too_late_for_its_plan_it_is_judged_like_any_other(ahead: Ahead, sql: asyncpg.Connection, schema: str) -> None:
+    await ahead.prepare(misfire_grace=0.5, missed_window="SKIP")
+    await ahead.fire(late=1.5)
+    assert await ahead.runs() == 0
+    assert await ahead.ledger() == [(0, True)]
+    assert await sql.fetchval(f"SELECT outcome FROM {schema}.decisions") == "skipped"
+
+
+async def test_a_plan_for_a_shard_that_is_lost_fires_nothing(ahead: Ahead, sql: asyncpg.Connection, schema: str) -> None:
+    await ahead.prepare()
+    await sql.execute(f"UPDATE {schema}.shards SET epoch = epoch + 1")
+    await ahead.fire()
+    assert (await ahead.ledger(), await ahead.runs()) == ([], 0)
