@@ -107,7 +107,7 @@ async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch:
 def told(result: Result) -> str:
     if "no" in result:
         return f"no: {result['no']}"
-    return ", ".join(f"{key} {value:,.4g}" for key, value in result.items() if isinstance(value, float))
+    return ", ".join(f"{key} {report.number(value)}" for key, value in result.items() if isinstance(value, float))
 
 
 def commit() -> str:

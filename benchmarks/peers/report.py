@@ -53,12 +53,14 @@ def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
     return str(measured["no"]) if value is None and "no" in measured else value
 
 
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _cell(value: float | str | None) -> str:
     if value is None:
         return ""
-    if isinstance(value, str):
-        return "no"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "no" if isinstance(value, str) else number(value)
 
 
 def _measured(results: Results, peers: list[Peer]) -> list[Peer]:

@@ -15,7 +15,6 @@ from hourhand.core.wheel import TimingWheel
 from hourhand.engine.scheduler import Scheduler
 from tests.support.fleet import until
 
-
 pytestmark = pytest.mark.once
 
 
