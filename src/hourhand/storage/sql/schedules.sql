@@ -40,13 +40,14 @@ CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
--- Of one that is late it also says how much lateness the strictest of its jobs puts up with.
+-- Of one that is late it also says how much lateness the strictest of its jobs puts up with. (Whether it is armed is asked
+-- outside, lest the index of those be taken for the one to look in.)
 SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present,
        CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second'
             THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id LIMIT 1) AS s
-WHERE s.next_run_at IS NOT NULL;  -- outside, lest an index of those be taken for the one to look in
+WHERE s.next_run_at IS NOT NULL;
 
 -- name: fire
 -- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
