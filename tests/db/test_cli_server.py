@@ -163,7 +163,7 @@ LOOKS = [
     "runs show {ended}", "logs {run}", "logs {run} --follow", "logs {run} --since-attempt 2", "dead list",
     "dead list --queue post --tag eu --error ValueError --since 2h --before 1s", "dead show {dead}", "queues list", "limits list", "holds list", "nodes list",
     "nodes list --gone", "shards list", "alerts list --all", "alerts rules", "keys list", "keys list --revoked", "audit --limit 9", "audit weekly --action job --since 2h",
-    f"why often --since {SINCE} --until {UNTIL}", f"why often --since {SINCE} --until {UNTIL} --outcome paused", "top --once",
+    "why often --since {since} --until {until}", "why often --since {since} --until {until} --outcome paused", "top --once",
     "plan {file}", "drift {file}", "export --unowned", "import crontab {crontab}",
     "import kubernetes {manifest}",
 ]  # fmt: skip
@@ -171,7 +171,7 @@ LOOKS = [
 
 @pytest.mark.parametrize("line", LOOKS)
 async def test_whoever_looks_sees_the_same(line: str, far: Command, here: Command, stock: dict[str, str]) -> None:
-    arguments = line.format(**stock).split()
+    arguments = line.format(**stock, since=SINCE, until=UNTIL).split()
     one, other = await far(*arguments, "--json"), await here(*arguments, "--json")
     assert (one.code, one.err) == (other.code, other.err)
     if line.startswith("logs"):
@@ -200,7 +200,7 @@ async def test_whoever_looks_sees_the_same(line: str, far: Command, here: Comman
     ],
 )  # fmt: skip
 async def test_whoever_errs_is_told_the_same(line: str, far: Command, here: Command, stock: dict[str, str]) -> None:
-    arguments = line.format(**stock).split()
+    arguments = line.format(**stock, since=SINCE, until=UNTIL).split()
     one, other = await far(*arguments), await here(*arguments)
     assert one.code == other.code != 0
     assert (one.out, one.err) == (other.out, other.err)
