@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -177,7 +178,7 @@ class Capacity:
             start_max=started.worst,
         )
         cores = ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items())
-        self.say("  processor, of 2 cores", cores, cpu_postgresql=used["PostgreSQL"], cpu_python=used["Python"])
+        self.say(f"  processor, of {os.cpu_count()} cores", cores, cpu_postgresql=used["PostgreSQL"], cpu_python=used["Python"])
         self.growth(before, after)
         await self.ledger(begin, end)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import asyncpg
 
+from benchmarks.observe import resident
 from benchmarks.product import PROJECT, environment, percentile
 from hourhand import Hourhand
 from hourhand.core.ring import SHARDS
@@ -146,13 +145,6 @@ async def schedulers(url: str, schema: str, sql: asyncpg.Connection, count: int)
             one.wait(30)
 
 
-def resident(process: subprocess.Popen[bytes]) -> float:
-    """MiB."""
-    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    assert match is not None
-    return int(match[1]) / 1024
-
-
 async def start_up(url: str, schema: str, sql: asyncpg.Connection) -> tuple[float, float]:
     """With everything registered: seconds from starting a scheduler until it fires, and its memory at its highest, in MiB."""
     # Spread over an hour, as a million jobs would be: a sixth of them is within the wheel's horizon.
@@ -166,7 +158,7 @@ async def start_up(url: str, schema: str, sql: asyncpg.Connection) -> tuple[floa
             await asyncio.sleep(0.01)
         seconds = time.perf_counter() - began
         await asyncio.sleep(15)  # until the wheel is full
-        return seconds, resident(process)
+        return seconds, resident(process.pid)
 
 
 async def hot_second(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, jobs: int) -> float:
