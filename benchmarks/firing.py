@@ -20,7 +20,8 @@ from benchmarks.product import PROJECT, environment, percentile
 from hourhand import Hourhand
 from hourhand.core.ring import SHARDS
 from hourhand.core.schedule import Schedule
-from hourhand.engine.scheduler import BATCH, Scheduler
+from hourhand.engine.firer import BATCH
+from hourhand.engine.scheduler import Scheduler
 
 ZONES = (
     "UTC", "Europe/Berlin", "Europe/London", "America/New_York", "America/Los_Angeles", "Asia/Tokyo", "Asia/Kolkata",
@@ -86,7 +87,7 @@ async def one_scheduler(app: Hourhand) -> AsyncIterator[Scheduler]:
 
 async def fire(scheduler: Scheduler, hints: Sequence[int]) -> float:
     began = time.perf_counter()
-    await scheduler.fire_all(list(hints))
+    await scheduler.firer.fire_all(list(hints))
     return time.perf_counter() - began
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 PROJECT = Path(__file__).parent.parent
 QUEUE = "src/hourhand/storage/sql/queue.sql"
 NODES = "src/hourhand/storage/sql/nodes.sql"
+INDEXES = "src/hourhand/storage/sql/indexes.sql"
 FIRING = "src/hourhand/storage/sql/schedules.sql"
 SCHEDULES = "src/hourhand/storage/migrations/0002_schedules.sql"
 OVERLAP = "src/hourhand/storage/migrations/0003_runs_of_jobs.sql"
@@ -174,13 +175,25 @@ MUTANTS = [
            "tests/db/test_firing.py -k willing"),
     Mutant("fleet: no epoch check", FIRING, *NO_EPOCH, FLEET),
     Mutant("fleet: wheel trusted without a second look", FIRING, *NOT_DUE, FLEET,
-           also=((f"{ENGINE}/scheduler.py", "if one.due_at > one.present:", "if False:"),)),
+           also=((f"{ENGINE}/firer.py", "if one.due_at > one.present:", "if False:"),)),
     Mutant("fleet: the machine's clock instead of the database's", FIRING, *NOT_DUE, FLEET, also=LOCAL_CLOCK),
     Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=NOTHING_UNIQUE),
-    Mutant("ahead: a plan is good for ever", f"{ENGINE}/scheduler.py", "return 0 <= now - one.due_at.timestamp() < ON_TIME and", "return True or", "tests/db/test_ahead.py -k too_late"),
-    Mutant("ahead: nothing is planned", f"{ENGINE}/scheduler.py", "        if self._ahead:\n            await self._fire_ahead(waiting)\n", "", "tests/db/test_ahead.py -k at_its_time"),
+    Mutant("ahead: a plan is good for ever", f"{ENGINE}/firer.py", "return 0 <= now - one.due_at.timestamp() < ON_TIME and", "return True or", "tests/db/test_ahead.py -k too_late"),
+    Mutant("ahead: nothing is planned", f"{ENGINE}/firer.py", "        if self._ahead:\n            await self._fire_ahead(waiting)\n", "", "tests/db/test_ahead.py -k at_its_time"),
     Mutant("ahead: the fence is not asked", FIRING, NO_EPOCH[0], NO_EPOCH[1], "tests/db/test_ahead.py -k shard_that_is_lost", every=True),
     Mutant("ahead: full minutes are forgotten", "src/hourhand/core/wheel.py", "            slots.append(self._minutes[at // SECONDS % MINUTES])\n", "            pass\n", "tests/unit/test_wheel.py -k upcoming"),
+    Mutant("a survey always begins at the start", f"{ENGINE}/claimer.py", "lows[lane] = self._mark(lane).start(began)", "lows[lane] = 0", "tests/db/test_claim.py -k begins_at_the_marks"),
+    Mutant("what a survey has found is below the mark", f"{ENGINE}/claimer.py", "                mark.lower(survey.heads[lane])\n", "                pass\n", "tests/db/test_claim.py -k no_word_came", seconds=90),
+    Mutant("indexes: rebuilt beside a long transaction", f"{ENGINE}/reindexer.py", "if oldest >= since:", "if True:", "tests/db/test_reindexer.py -k beside"),
+    Mutant("indexes: who only writes does not count", INDEXES, "greatest(age(backend_xmin), age(backend_xid))", "age(backend_xmin)", "tests/db/test_reindexer.py -k beside"),
+    Mutant("indexes: what is in them does not count", INDEXES, "greatest(t.reltuples, pg_stat_get_live_tuples(t.oid))", "0", "tests/db/test_reindexer.py -k full_index"),
+    Mutant("indexes: of others", INDEXES, "\n  AND pg_has_role(t.relowner, 'USAGE')", "", "tests/db/test_reindexer.py -k own_the_tables"),
+    Mutant("indexes: in the way of vacuum", INDEXES, "mode = 'ShareUpdateExclusiveLock'", "false", "tests/db/test_reindexer.py -k vacuumed"),
+    Mutant("indexes: remains are left", INDEXES, "      ELSE i.relname ~", "      ELSE false AND i.relname ~", "tests/db/test_reindexer.py -k cut_off"),
+    Mutant("indexes: remains wait an hour", f"{ENGINE}/reindexer.py", "            if not one.valid:\n", "            if False:\n", "tests/db/test_reindexer.py -k every_time"),
+    Mutant("indexes: a rebuild waits for ever", "src/hourhand/storage/indexes.py", 'database.link("reindexer", PATIENCE)', 'database.link("reindexer")', "tests/db/test_reindexer.py -k cut_off"),
+    Mutant("indexes: two at once", INDEXES, "pg_try_advisory_lock('hourhand.ready'::regclass::oid::integer, 0)", "true", "tests/db/test_reindexer.py -k one_at_a_time"),
+    Mutant("indexes: rebuilt again and again", f"{ENGINE}/reindexer.py", "+ AT_MOST_EVERY", "", "tests/db/test_reindexer.py -k once_an_hour"),
     Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
     Mutant("a job leaves without its due firing", DELIVERY, "    ELSIF pending <= boundary THEN", "    ELSIF false THEN", "tests/db/test_policies.py -k not_lost_when"),
     Mutant("two runs at once in spite of overlap", OVERLAP, "            EXIT WHEN FOUND;\n", "            EXIT;\n", "tests/db/test_policies.py -k one_after_another"),
@@ -465,7 +478,7 @@ MUTANTS = [
     Mutant("traces: clients are silent", f"{CLIENT}/transport.py", "{**self._headers, **tracing.headers()}", "{**self._headers}", "tests/db/test_traces_api.py -k clients_send"),
     Mutant("traces: loaded by everybody", "src/hourhand/core/tracing.py", "import msgspec\n", "import msgspec\nimport opentelemetry.trace\n", "tests/unit/test_tracing.py -k does_not_load"),
     Mutant("statistics: told twice", f"{ENGINE}/measures.py", "        self._told = self._telling\n", "", "tests/db/test_statistics.py -k told_again"),
-    Mutant("statistics: the last of it not told", f"{ENGINE}/maintainer.py", "        with contextlib.suppress(DatabaseUnavailable, StatementRefused):\n            await self.tell()\n        if self._held:", "        if self._held:", "tests/db/test_statistics.py -k when_it_stops"),
+    Mutant("statistics: the last of it not told", f"{ENGINE}/maintainer.py", "        with contextlib.suppress(DatabaseUnavailable, StatementRefused):\n            await self.tell()\n        for task in", "        for task in", "tests/db/test_statistics.py -k when_it_stops"),
     Mutant("statistics: merging loses", STATISTICS, "SELECT slot, queue, 0, sum(succeeded)", "SELECT slot, queue, 0, max(succeeded)", "tests/db/test_statistics.py -k nothing_is_lost"),
     Mutant("statistics: cancelled by nobody", SEEING, "    PERFORM hourhand.tally(in_lane / 4, 'cancelled', 1);\n", "", "tests/db/test_statistics.py -k by_itself"),
     Mutant("statistics: expired by nobody", NODES, "SELECT count(hourhand.tally(queue, 'expired', runs))", "SELECT count(queue)", "tests/db/test_statistics.py -k by_itself"),
@@ -488,7 +501,7 @@ MUTANTS = [
     Mutant("metrics: every start is late", f"{ENGINE}/measures.py", "if first and not claim.crashes", "if not claim.crashes", "tests/unit/test_exposition.py -k first_start"),
     Mutant("metrics: a crash is lateness", f"{ENGINE}/measures.py", "if first and not claim.crashes", "if first", "tests/unit/test_exposition.py -k first_start"),
     Mutant("metrics: refused outcomes uncounted", f"{ENGINE}/completer.py", "            self.refused += len(lost)\n", "", "tests/db/test_metrics.py -k outcome_that_is_refused"),
-    Mutant("metrics: refused firings uncounted", f"{ENGINE}/scheduler.py", "            self.refused += refused\n", "", "tests/db/test_metrics.py -k firing_that_is_refused"),
+    Mutant("metrics: refused firings uncounted", f"{ENGINE}/firer.py", "            self.refused += refused\n", "", "tests/db/test_metrics.py -k firing_that_is_refused"),
     Mutant("metrics: what is late is missed", FIRING, "    FROM judged WHERE missed GROUP BY schedule_id),", "    FROM judged GROUP BY schedule_id),", "tests/db/test_metrics.py -k what_it_missed"),
     Mutant("metrics: failed statements uncounted", "src/hourhand/storage/trips.py", "            trip.failed += 1\n", "            pass\n", "tests/db/test_metrics.py -k statements_that_fail"),
     Mutant("metrics: none is nothing", "src/hourhand/surfaces/metrics.py", "    counts.update({(row", "    counts = dict({(row", "tests/db/test_metrics.py -k how_the_fleet_is"),

@@ -26,7 +26,7 @@ STALLED = 90.0
 KILL_PATIENCE = 60.0
 DUE_PATIENCE = 240.0
 SINGLES = 1_000
-ASKED = 300
+ASKED = 1_000
 
 
 class Stalled(Exception):

@@ -34,10 +34,10 @@ class Ahead:
             schedule = f"{self.due.second} {self.due.minute} * * * *"
             await self._app.jobs.add("one", task="noop", schedule=schedule, replace=True, **options)
             self.schedule: int = await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = 'one'")
-            self.scheduler.wheel = TimingWheel(int(self.due.timestamp()) - 1)
-            self.scheduler.wheel.insert(self.schedule, int(self.due.timestamp()))
-            await self.scheduler.plan_ahead()
-            if self.schedule in self.scheduler._ahead:
+            self.scheduler.firer.wheel = TimingWheel(int(self.due.timestamp()) - 1)
+            self.scheduler.firer.wheel.insert(self.schedule, int(self.due.timestamp()))
+            await self.scheduler.firer.plan_ahead()
+            if self.schedule in self.scheduler.firer._ahead:
                 return  # else the machine was slow, and its time came first
 
     async def fire(self, late: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class Ahead:
             return bool(await self._sql.fetchval("SELECT clock_timestamp() > $1", self.due + timedelta(seconds=late)))
 
         await until(passed, "its instant")
-        await self.scheduler.fire_all([self.schedule])
+        await self.scheduler.firer.fire_all([self.schedule])
 
     async def runs(self) -> int:
         count: int = await self._sql.fetchval(f"SELECT count(*) FROM {self._schema}.ready WHERE scheduled_at = $1", self.due)
@@ -76,7 +76,7 @@ async def without_a_look(app: Hourhand) -> AsyncIterator[None]:
 async def test_at_its_time_it_is_fired_and_nothing_else(
     ahead: Ahead, app: Hourhand, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hourhand.engine.scheduler.ON_TIME", 60.0)  # however slow the machine
+    monkeypatch.setattr("hourhand.engine.firer.ON_TIME", 60.0)  # however slow the machine
     await ahead.prepare()
     async with without_a_look(app):
         await ahead.fire()
@@ -85,7 +85,7 @@ async def test_at_its_time_it_is_fired_and_nothing_else(
     assert await sql.fetchval(
         f"SELECT next_run_at FROM {schema}.schedules WHERE id = $1", ahead.schedule
     ) == ahead.due + timedelta(hours=1)
-    await ahead.scheduler.fire_all([ahead.schedule])
+    await ahead.scheduler.firer.fire_all([ahead.schedule])
     assert await ahead.runs() == 1, "a hint that comes again finds nothing"
 
 

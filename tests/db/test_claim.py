@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from hourhand import Hourhand
+from hourhand.core.fairness import lane_of
 from hourhand.storage.statements import load
 from tests.db.test_worker import working
 from tests.support.fleet import until
@@ -85,7 +86,7 @@ async def test_hot_statements_go_by_index_whatever_the_statistics_say(
 
 
 async def test_the_low_water_mark_steps_over_dead_entries(app: Hourhand, sql: asyncpg.Connection, url: str, schema: str) -> None:
-    """With 30,000 dead rows that a long transaction keeps, a claim at the mark touches a fraction of the pages."""
+    """With 30,000 dead rows that a long transaction keeps, a claim and a survey at the mark touch a fraction of the pages."""
     database = await app._database()
     connection = await database.connect("test")
     node = await sql.fetchval(NODE.format(schema=schema))
@@ -101,6 +102,10 @@ async def test_the_low_water_mark_steps_over_dead_entries(app: Hourhand, sql: as
     claim = load(schema)["claim"]
     from_start = buffers(await explain(connection, claim, [lane], [0], [10], node, 1), "ready")
     at_mark = buffers(await explain(connection, claim, [lane], [30_001], [10], node, 1), "ready")
+    assert at_mark * 10 < from_start, f"{at_mark} pages at the mark, {from_start} from the start"
+    survey = load(schema)["survey"]
+    from_start = buffers(await explain(connection, survey, ["x"], []), "ready")
+    at_mark = buffers(await explain(connection, survey, ["x"], [0] * lane + [30_001]), "ready")
     assert at_mark * 10 < from_start, f"{at_mark} pages at the mark, {from_start} from the start"
     await long.close()
     await connection.close()
@@ -123,7 +128,7 @@ async def test_a_run_committed_late_is_found_by_its_word_not_by_the_sweep(
         late = await work.options(connection=slow).enqueue(n=-1)
         for n in range(50):
             await (await work.enqueue(n=n)).result(20)
-        mark = next(iter(worker.claimer._marks.values()))
+        mark = worker.claimer._mark(lane_of(await (await app._database()).fetchval("queue_number", "default"), "normal"))
         # As it is after a while of work: nothing pending, the mark above, no sweep and no survey near.
         mark._low, mark._sweep_at = late._number + 40, float("inf")
         mark._pending.clear()
@@ -131,6 +136,33 @@ async def test_a_run_committed_late_is_found_by_its_word_not_by_the_sweep(
         await transaction.commit()
         assert await late.result(20) == -1
         await slow.close()
+
+
+async def test_a_survey_begins_at_the_marks(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    asked: list[list[int]] = []
+    async with working(app) as worker:
+        await (await work.enqueue()).result(20)
+        lane = await sql.fetchval(f"SELECT {schema}.queue_number('default') * 4 + 1")
+        mark = worker.claimer._mark(lane)
+        mark._low, mark._sweep_at = 777, float("inf")
+        mark._pending.clear()
+        survey = worker.claimer._gateway.survey
+
+        async def listen(tasks: Any, lows: Any) -> Any:
+            asked.append(list(lows))
+            return await survey(tasks, lows)
+
+        worker.claimer._gateway.survey = listen  # type: ignore[method-assign]
+
+        async def surveyed() -> bool:
+            return bool(asked)
+
+        await until(surveyed, "a survey")
+    assert asked[0][lane] == 777
+    assert set(asked[0]) == {0, 777}, "the others are swept"
 
 
 async def test_a_run_below_the_mark_is_found_by_the_sweep_when_no_word_came(

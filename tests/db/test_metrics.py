@@ -129,7 +129,7 @@ async def test_a_firing_that_is_refused_is_counted(app: Hourhand, sql: asyncpg.C
 
         await until(owned, "the shard")
         scheduler.elector.held[7] -= 1  # what it believes to hold is another's
-        await scheduler.fire_all([schedule])
+        await scheduler.firer.fire_all([schedule])
         scrape = Scrape(scheduler_moment(scheduler, [], LoopLag())())
     assert scrape.value("hourhand_refusals_total", kind="firing") >= 1
 

@@ -37,9 +37,9 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "claim": ("'{5,9}', '{0,100}', '{10,10}', 7, 1", {"ready": "ready_pkey: lane seq"}),
     "claim_parked": ("'{task1,task2}', '{5,9}', 10, 7, false, 1", {"parked": ("parked_strange: task", "parked_probation: ")}),
     "survey": (
-        "'{task1,task2}'",
+        "'{task1,task2}', '{0,0,0,0,0,100}'",
         {
-            "ready": "ready_pkey: lane",
+            "ready": "ready_pkey: lane seq",
             "streams": "streams_open: lane",
             "parked": ("parked_strange: task", "parked_probation: "),
         },

@@ -234,8 +234,8 @@ async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
     scheduler = Scheduler(await app._database(), app.settings)
     scheduler.node.id = bench.node
     plans = [await bench.planned("held"), await bench.planned("free")]
-    assert set(await scheduler._fire_plain(bench.epochs, plans)) == {plans[1].id}
-    assert scheduler._blocked == {plans[0].id}
+    assert set(await scheduler.firer._fire_plain(bench.epochs, plans)) == {plans[1].id}
+    assert scheduler.firer._blocked == {plans[0].id}
     async with working(app):
 
         async def others_end() -> bool:
@@ -250,10 +250,9 @@ async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
             return [state for state, _ in await bench.runs(held)] == ["succeeded", "succeeded"]
 
         await until(all_end, "the held one and the triggered one to end")
-    assert set(await scheduler._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
-    assert scheduler._blocked == set()
-    await scheduler._gateway.close()
-    await scheduler._impatient.close()
+    assert set(await scheduler.firer._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
+    assert scheduler.firer._blocked == set()
+    await scheduler.firer.close()
 
 
 # Windows and limits
@@ -479,14 +478,13 @@ async def test_a_change_in_an_open_transaction_keeps_only_its_own_schedule_waiti
     scheduler = Scheduler(await app._database(), app.settings)
     scheduler.node.id = bench.node
     with pytest.raises(LockTimeout):
-        await scheduler._gateway.fire(bench.node, bench.epochs, plans)
-    assert set(await scheduler._fire_plain(bench.epochs, plans)) == {plans[1].id}
+        await scheduler.firer._gateway.fire(bench.node, bench.epochs, plans)
+    assert set(await scheduler.firer._fire_plain(bench.epochs, plans)) == {plans[1].id}
     assert [len(await bench.runs(one)) for one in (job, other)] == [0, 1]
     await transaction.rollback()
-    assert set(await scheduler._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
+    assert set(await scheduler.firer._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
     await connection.close()
-    await scheduler._gateway.close()
-    await scheduler._impatient.close()
+    await scheduler.firer.close()
 
 
 # By hand

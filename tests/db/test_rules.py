@@ -185,7 +185,7 @@ async def test_many_that_wait_cost_no_more_than_few(app: Hourhand, sql: asyncpg.
         )
     await sql.execute(f"ANALYZE {schema}.parked")
     database = await app._database()
-    for name, arguments in (("parked_names", ()), ("survey", (["t1"],)), ("waiting_runs", ()), ("latest_samples", (None,)),
+    for name, arguments in (("parked_names", ()), ("survey", (["t1"], [])), ("waiting_runs", ()), ("latest_samples", (None,)),
                             ("return_released", (0,)), ("runs_on_probation", ())):  # fmt: skip
         assert await _read(sql, database.sql[name], *arguments) < 2_000, name
     wanted: tuple[Any, ...] = (None, None, None, None, None, EVER, 20, 2**62, 0, None, None, None, None)

@@ -134,7 +134,7 @@ async def test_a_hint_that_comes_twice_fires_once(app: Hourhand, sql: asyncpg.Co
         await sql.execute(f"DELETE FROM {schema}.firings")
         await sql.execute(f"TRUNCATE {schema}.ready")
         await sql.execute(f"UPDATE {schema}.schedules SET next_run_at = $1", due)
-        await scheduler.fire_all([schedule, schedule])
+        await scheduler.firer.fire_all([schedule, schedule])
     rows = await sql.fetch(f"SELECT scheduled_at, count(*) AS runs FROM {schema}.ready GROUP BY 1")
     assert len(rows) >= 5
     assert {row["runs"] for row in rows} == {1}

@@ -20,6 +20,7 @@ from hourhand.core import ring
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.settings import Settings
+from hourhand.engine import firer as firer_module
 from hourhand.engine import node as node_module
 from hourhand.engine import scheduler as scheduler_module
 from hourhand.engine.measures import Measures
@@ -245,6 +246,10 @@ class Maintainer:
         self._never = asyncio.Event()
         self.measures = Measures()
 
+    @classmethod
+    def on(cls, *_: Any) -> Maintainer:
+        return cls()
+
     async def run(self) -> None:
         await self._never.wait()
 
@@ -284,7 +289,7 @@ def virtual_machines() -> Iterator[Counter[str]]:
             (node_module, "Session", Session),
             (scheduler_module, "Maintainer", Maintainer),
             (scheduler_module, "Alerting", Alerting),
-            (scheduler_module, "BATCH", 8),
+            (firer_module, "BATCH", 8),
         ):
             stack.enter_context(patch.object(where, name, instead))
         processors[:] = [note]

@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from hourhand.core import schedule as schedules
 from hourhand.core.wheel import TimingWheel
-from hourhand.engine import elector, scheduler
+from hourhand.engine import elector, firer, scheduler
 from tests.support.simulation import Simulation
 from tests.support.simulation_jobs import Database
 from tests.support.simulation_process import virtual_machines
@@ -218,8 +218,8 @@ def forgets() -> Iterator[None]:
     [
         pytest.param(elector, "shards_of", leaves_some, "still due|belongs to", id="a ring that leaves shards to nobody"),
         pytest.param(scheduler, "SWEEP_EVERY", float("inf"), "still due|not fired", id="no sweep"),
-        pytest.param(scheduler, "latest_firings", not_the_first, "other instants", id="a missed instant is left out"),
-        pytest.param(scheduler.Scheduler, "_again", lambda *_: None, "still due|not fired", id="no hint for the next time"),
+        pytest.param(firer, "latest_firings", not_the_first, "other instants", id="a missed instant is left out"),
+        pytest.param(firer.Firer, "_again", lambda *_: None, "still due|not fired", id="no hint for the next time"),
         pytest.param(TimingWheel, "_descend", lambda _: None, "still due|not fired", id="a wheel that stops at full minutes"),
         pytest.param(
             schedules,

@@ -4,7 +4,8 @@ Claimed rows leave dead entries at the front of the lane's index, and under some
 transaction they stay. A claim that starts at the mark steps over them. Three things keep it
 from stepping over a live row: the mark trails behind what was claimed by a guard, for
 transactions that took their number early and commit late; a wake-up that names a lower place
-lowers it; and a sweep from the very start, every few seconds, finds whatever is left.
+lowers it; and a sweep from the very start, by a claim or a survey, finds whatever is left every
+few seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections import deque
 GUARD = 2.0
 """Seconds for which a place in the lane counts as possibly still uncommitted."""
 
-SWEEP_EVERY = 5.0
+SWEEP_EVERY = 4.0
+"""Seconds; a little less than between two surveys, so that each sweeps where that costs nothing."""
 SWEEP_SHARE = 0.02
 """A sweep may cost at most this share of the time between two sweeps."""
 
@@ -41,7 +43,7 @@ class LowWaterMark:
             self._pending.append((now, last_seq))
 
     def swept(self, cost: float, now: float, unseen_from: int | None = None) -> None:
-        """A claim from the start took `cost` seconds. If it was full, places from `unseen_from` on are yet to be seen."""
+        """A look from the start took `cost` seconds. If it was a claim and full, places from `unseen_from` on are yet to be seen."""
         self._sweep_at = now + max(SWEEP_EVERY, cost / SWEEP_SHARE)
         if unseen_from is not None:
             self.lower(unseen_from)

@@ -56,6 +56,10 @@ class Settings:
     retention: float = _setting(90.0, "HOURHAND_RETENTION", "days for which the history and the ledger are kept")
     keep_finished: float = _setting(1.0, "HOURHAND_KEEP_FINISHED", "days for which a one-off job is kept after it has run")
 
+    rebuild_indexes: int = _setting(
+        8, "HOURHAND_REBUILD_INDEXES", "MiB above which an index that has outgrown its contents is rebuilt; 0: never"
+    )
+
     http_allow: str = _setting(
         "",
         "HOURHAND_HTTP_ALLOW",
@@ -108,6 +112,8 @@ class Settings:
             raise ConfigurationError(f"keep_finished must be a number of days, not {self.keep_finished!r}")
         if not isinstance(self.log_lines, int) or not 0 <= self.log_lines <= 1_000_000:
             raise ConfigurationError(f"log_lines must be a number from 0 to 1000000, not {self.log_lines!r}")
+        if not isinstance(self.rebuild_indexes, int) or self.rebuild_indexes < 0:
+            raise ConfigurationError(f"rebuild_indexes must be a number of MiB, or 0, not {self.rebuild_indexes!r}")
         if not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigurationError(f"max_result must be a number of bytes, not {self.max_result!r}")
         if not isinstance(self.child_memory, int) or (self.child_memory and self.child_memory < LEAST_MEMORY):

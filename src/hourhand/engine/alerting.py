@@ -118,9 +118,9 @@ class Alerting:
         """What is being told is told to its end, and others have the duties at once."""
         with contextlib.suppress(DatabaseUnavailable, StatementRefused):
             await self.herald.finish(_FINISH)
+            # Also what we do not know to be ours: who is stopped as it asks does not hear the answer.
             for duty in self.duties:
-                if duty.held:
-                    await self._gateway.drop_duty(duty.name, node)
+                await self._gateway.drop_duty(duty.name, node)
 
     async def _repeat(self, duty: Duty, work: Callable[[], Awaitable[None]]) -> None:
         # A process that has just begun has better things to do.

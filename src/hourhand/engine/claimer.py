@@ -14,7 +14,7 @@ import structlog
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout
-from hourhand.core.fairness import LANES_PER_QUEUE, FairShare, queue_of
+from hourhand.core.fairness import LANES_PER_QUEUE, PRIORITIES, FairShare, queue_of
 from hourhand.core.marks import LowWaterMark
 from hourhand.core.settings import Settings
 from hourhand.engine.admitter import Admitter
@@ -299,9 +299,8 @@ class Claimer:
     async def _look(self, now: float) -> None:
         self._next_survey = now + self._settings.poll
         changed = await self._admitter.look()
-        self._survey = survey = await self._gateway.survey(self._tasks)
-        heard = self._lanes | survey.lanes
-        self._lanes = {lane for lane in heard if self._serves(queue_of(lane))}
+        self._survey = survey = await self._survey_from_marks()
+        self._lanes = {lane for lane in self._lanes | survey.heads.keys() if self._serves(queue_of(lane))}
         self._parked = self._parked or any(self._serves(queue) for queue in survey.parked)
         self._probation = self._probation or any(self._serves(queue) for queue in survey.probation)
         self._admitter.open = {lane for lane in self._admitter.open | survey.open if self._serves(queue_of(lane))}
@@ -320,6 +319,22 @@ class Claimer:
                 log.warning("claims.strays", runs=len(strays), meaning="claimed just as the connection was lost; handed back")
         else:
             await self.stealer.adopt()
+
+    async def _survey_from_marks(self) -> Survey:
+        """From the very start where a sweep is due: whatever no word told of is found there."""
+        began, known = Clock.monotonic(), self._survey.names
+        lows = [0] * (LANES_PER_QUEUE * (max(known, default=-1) + 1))
+        for queue in known:
+            for lane in range(queue * LANES_PER_QUEUE, queue * LANES_PER_QUEUE + len(PRIORITIES)):
+                lows[lane] = self._mark(lane).start(began)
+        survey = await self._gateway.survey(self._tasks, lows)
+        ended = Clock.monotonic()
+        for lane, mark in self._marks.items():
+            if lane < len(lows) and not lows[lane]:
+                mark.swept(ended - began, ended)
+            if lane in survey.heads:
+                mark.lower(survey.heads[lane])
+        return survey
 
     def _give_back_surplus(self) -> None:
         """Runs turned out slower than those before: let others have what would wait here for long."""

@@ -196,10 +196,10 @@ def _scheduler(scheduler: Scheduler) -> Iterator[Metric]:
     yield counter("hourhand_firings_missed", "Firings that came later than their job's misfire_grace", measures.missed)
     yield counter("hourhand_firings_coalesced", "Missed firings for which the last of them ran", measures.coalesced)
     yield counter("hourhand_firings_skipped", "Missed firings that were left out", measures.skipped)
-    yield _refusals("firing", scheduler.refused)
+    yield _refusals("firing", scheduler.firer.refused)
     yield gauge("hourhand_shards_owned", "Shards that this scheduler fires", len(scheduler.elector.held))
     yield counter("hourhand_epoch_changes", "Shards that it has taken or given up", scheduler.elector.changes)
-    yield gauge("hourhand_blocked_schedules", "Schedules that somebody's open transaction holds up", scheduler.blocked)
+    yield gauge("hourhand_blocked_schedules", "Schedules that somebody's open transaction holds up", scheduler.firer.blocked)
 
 
 def _refusals(kind: str, count: int) -> Metric:

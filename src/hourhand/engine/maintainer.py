@@ -25,8 +25,10 @@ from hourhand.core.settings import Settings
 from hourhand.engine.duty import ASK_EVERY, HELD, Duty
 from hourhand.engine.measures import Measures
 from hourhand.engine.node import Node
+from hourhand.engine.reindexer import Reindexer
 from hourhand.engine.waiting import heard
-from hourhand.storage.database import Patience
+from hourhand.storage.database import Database, Patience
+from hourhand.storage.indexes import IndexGateway
 from hourhand.storage.nodes import MaintenanceGateway
 
 log = structlog.get_logger("hourhand.maintainer")
@@ -44,17 +46,22 @@ _PACE = 50.0
 """Counting takes at most this part of the time: where queues are long, it is done less often."""
 TaskFacts = tuple[str, float | None, float, float, float]
 PARTITIONS_EVERY = 3_600.0
+REINDEX_EVERY = 180.0
 DAY = 86_400.0
 
 
 class Maintainer:
     def __init__(
-        self, gateway: MaintenanceGateway, node: Node, settings: Settings, sampler: MaintenanceGateway | None = None
-    ) -> None:
+        self, gateway: MaintenanceGateway, node: Node, settings: Settings, sampler: MaintenanceGateway | None = None,
+        reindexer: Reindexer | None = None,
+    ) -> None:  # fmt: skip
         self._gateway = gateway
         self._sampler = sampler
         """Counting may take long: it has a connection of its own, so that nothing waits for it. None: nothing is counted."""
         self._looking: asyncio.Task[None] | None = None
+        self._reindexer = reindexer
+        self._reindexing: asyncio.Task[None] | None = None
+        self._reindex_at = Clock.monotonic() + REINDEX_EVERY
         self._node = node
         self._settings = settings
         self._missing_since: dict[int, float] = {}
@@ -79,6 +86,12 @@ class Maintainer:
         self.declared = 0
         self.ended: Counter[str] = Counter()
         """Runs that ended with no worker to count them, by status."""
+
+    @classmethod
+    def on(cls, database: Database, node: Node, settings: Settings) -> Maintainer:
+        """With all its helpers."""
+        gateways = (MaintenanceGateway(database.link(purpose)) for purpose in ("maintainer", "sampler"))
+        return cls(next(gateways), node, settings, next(gateways), Reindexer(IndexGateway(database), settings.rebuild_indexes))
 
     def hear(self, word: str) -> None:
         if word == "d" and self._held:
@@ -132,6 +145,11 @@ class Maintainer:
         await self._return_released()
         if self._sampler is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_around(self._sampler), name="sampler")
+        if self._reindexer is not None and Clock.monotonic() >= self._reindex_at and (
+            self._reindexing is None or self._reindexing.done()
+        ):  # fmt: skip
+            self._reindex_at = Clock.monotonic() + REINDEX_EVERY
+            self._reindexing = asyncio.create_task(self._reindexer.run_once(), name="reindexer")
         await self._tidy()
         return TICK if next_in is None else min(TICK, max(0.001, next_in))
 
@@ -262,12 +280,13 @@ class Maintainer:
     async def stop(self) -> None:
         with contextlib.suppress(DatabaseUnavailable, StatementRefused):
             await self.tell()
+        for task in (self._looking, self._reindexing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._held:
             with contextlib.suppress(DatabaseUnavailable):
                 await self._gateway.drop_duty(self._node.id)
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
         await self._gateway.close()
         if self._sampler is not None:
             await self._sampler.close()

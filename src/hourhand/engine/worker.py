@@ -28,7 +28,6 @@ from hourhand.engine.tracing import find_tracing
 from hourhand.engine.watchdog import Watchdog
 from hourhand.storage.admission import AdmissionGateway
 from hourhand.storage.database import Database
-from hourhand.storage.nodes import MaintenanceGateway
 from hourhand.storage.queue import QueueGateway, queue_gateway
 from hourhand.targets.python import run_hooks
 
@@ -91,9 +90,7 @@ class Worker:
             FairShare(options.weights, strict=options.strict),
         )  # fmt: skip
         self.completer.on_freed = self.claimer.freed
-        self.maintainer = Maintainer(
-            MaintenanceGateway(database.link("maintainer")), self.node, settings, MaintenanceGateway(database.link("sampler"))
-        )
+        self.maintainer = Maintainer.on(database, self.node, settings)
         self.alerting = Alerting(database, settings, registry)
         self.maintainer.duties = self.alerting.duties
         self.watchdog = Watchdog(self.executor.active, settings.loop_limit, may_exit=options.may_exit)

@@ -50,15 +50,16 @@ class Claim:
 
 
 class Survey:
-    """What the queues look like from an idle worker."""
+    """What the queues look like from a worker."""
 
-    __slots__ = ("lanes", "managed", "names", "open", "parked", "paused", "probation")
+    __slots__ = ("heads", "managed", "names", "open", "parked", "paused", "probation")
 
     def __init__(self, rows: Sequence[asyncpg.Record]) -> None:
         self.names: dict[int, str] = {row["id"]: row["name"] for row in rows}
         self.paused = {row["id"] for row in rows if row["paused"]}
         self.managed = {row["id"] for row in rows if row["managed"]}
-        self.lanes = {row["id"] * 4 + class_ for row in rows for class_ in row["waiting"]}
+        self.heads = {row["id"] * 4 + place % 4: place // 4 for row in rows for place in row["waiting"]}
+        """Where each lane that holds work begins."""
         self.open = {row["id"] * 4 + class_ for row in rows for class_ in row["open"]}
         """Lanes in which streams of a managed queue may be admitted from."""
         self.parked = {row["id"] for row in rows if row["parked"]}
@@ -106,8 +107,9 @@ class QueueGateway:
     async def make_queues(self, names: Sequence[str]) -> None:
         await self._link.fetch("make_queues", names)
 
-    async def survey(self, tasks: Sequence[str]) -> Survey:
-        return Survey(await self._link.fetch("survey", tasks))
+    async def survey(self, tasks: Sequence[str], lows: Numbers) -> Survey:
+        """`lows`: by lane, from which place on there may be work."""
+        return Survey(await self._link.fetch("survey", tasks, lows))
 
     async def finish(
         self, worker: int, runs: Numbers, tokens: Numbers, started: Maybe, finished: Sequence[float],

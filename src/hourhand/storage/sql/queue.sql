@@ -103,8 +103,9 @@ FROM picked
 RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
 
 -- name: survey
--- What an idle worker asks every few seconds: the queues, which lanes hold work or open streams, and whether
--- anything it knows is parked. (Each is a look at one place of an index, however much waits there.)
+-- What a worker asks every few seconds: the queues, which lanes hold work (the first place from the mark in $2 on, times four, and
+-- the class) or open streams, and whether anything it knows is parked. (Each is a look at one place of an index, however much waits
+-- there; but where dead rows cannot be removed, a look from the start walks over all of them.)
 WITH strange AS MATERIALIZED (
     SELECT mine.task FROM unnest($1::text[]) AS mine (task) CROSS JOIN LATERAL (
         SELECT FROM hourhand.parked p WHERE p.task = mine.task AND p.stream IS NULL AND p.hold IS NULL
@@ -113,8 +114,10 @@ risky AS MATERIALIZED (
     SELECT p.lane / 4 AS queue FROM hourhand.parked p
     WHERE p.crashes > 0 AND p.task = ANY ($1::text[]) AND num_nonnulls(p.stream, p.hold) = 0 ORDER BY p.run_id)
 SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused, q.managed,
-       ARRAY(SELECT class FROM generate_series(0, 3) AS class
-             WHERE (SELECT true FROM hourhand.ready r WHERE r.lane = q.id * 4 + class LIMIT 1)) AS waiting,
+       ARRAY(SELECT head.seq * 4 + class FROM generate_series(0, 3) AS class CROSS JOIN LATERAL (
+             SELECT r.seq FROM hourhand.ready r
+             WHERE r.lane = q.id * 4 + class AND r.seq >= coalesce(($2::bigint[])[q.id * 4 + class + 1], 0)
+             ORDER BY r.seq LIMIT 1) AS head) AS waiting,
        ARRAY(SELECT class FROM generate_series(0, 3) AS class
              WHERE (SELECT true FROM hourhand.streams s WHERE s.lane = q.id * 4 + class AND s.waits_for IS NULL
                     ORDER BY s.turn LIMIT 1)) AS open,
@@ -232,8 +235,9 @@ SELECT run_id FROM (SELECT run_id FROM back UNION ALL SELECT run_id FROM apart) 
 UNION ALL SELECT run_id FROM stopped;
 
 -- name: strays
--- Rows that a claim took whose answer never arrived: ours by name, but not among the runs $2 we know.
-SELECT run_id, token FROM hourhand.running WHERE worker_id = $1 AND run_id <> ALL ($2::bigint[]);
+-- Rows that a claim took whose answer never arrived: ours by name, but not among the runs $2 we know. (As a sub-select these are
+-- looked up in a hash; as an array, one by one.)
+SELECT run_id, token FROM hourhand.running WHERE worker_id = $1 AND run_id NOT IN (SELECT unnest($2::bigint[]));
 
 -- name: overloaded
 -- Live workers other than $1 that hold more runs than they have slots, $2 at most, whichever.
@@ -280,7 +284,7 @@ UNION ALL SELECT run_id, false FROM held WHERE run_id <> ALL (ARRAY(SELECT run_i
 SELECT r.seq, r.run_id, r.token, r.task, r.payload, r.scheduled_at, r.attempt, r.crashes, r.lane, r.job_id, r.expires_at, r.tags,
        r.options, r.errors, (SELECT q.name FROM hourhand.queues q WHERE q.id = r.lane / 4) AS queue
 FROM hourhand.running r
-WHERE r.worker_id = $1 AND r.run_id <> ALL ($2::bigint[]) AND r.begun_at IS NULL AND r.stream IS NULL
+WHERE r.worker_id = $1 AND r.run_id NOT IN (SELECT unnest($2::bigint[])) AND r.begun_at IS NULL AND r.stream IS NULL
   AND (SELECT true FROM hourhand.nodes n WHERE n.id = $1 AND n.died_at IS NULL AND n.stopped_at IS NULL)
 ORDER BY r.run_id;
 

@@ -160,7 +160,7 @@ async def _examine_schema(database: Database, mismatch: SchemaMismatch | None) -
 async def _examine_work(database: Database) -> list[Check]:
     nodes = [dict(row) for row in await database.fetch("list_nodes", False)]
     parked = [dict(row) for row in await database.fetch("parked_tasks")]
-    queues = await database.fetch("survey", [])
+    queues = await database.fetch("survey", [], [])
     paused = sorted(row["name"] for row in queues if row["paused"])
     counted = f"{len(queues)} queue{'' if len(queues) == 1 else 's'}"
     return [

@@ -1,0 +1,306 @@
+"""Fires what is due, second by second, and knows beforehand what the next one brings.
+
+The wheel is a heap of hints: losing it costs a look at the table, and a wrong hint is found out by the statement that acts on it.
+That compares instant, revision and epoch, and moves the schedule as it inserts the runs: a crash at any point loses nothing and
+fires nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import structlog
+
+from hourhand.core.errors import DatabaseUnavailable, InvalidSchedule, LockTimeout, StatementRefused
+from hourhand.core.schedule import Schedule, latest_firings
+from hourhand.core.wheel import TimingWheel
+from hourhand.engine.elector import Elector
+from hourhand.engine.measures import Measures
+from hourhand.engine.node import Node
+from hourhand.storage.database import Database, Patience
+from hourhand.storage.schedules import Hinted, Planned, ScheduleGateway
+
+log = structlog.get_logger("hourhand.scheduler")
+HORIZON = 600.0
+AGAIN = 60.0
+"""Seconds after which a schedule that cannot be read here is tried again."""
+BATCH = 2_000
+RUNS_AT_ONCE = 20_000
+MOST_INSTANTS = 10_000
+BLOCKED_AT_ONCE = 10
+LOCK_TIMEOUT = 0.3
+"""How long a batch waits for somebody's open transaction that changes one of its schedules' jobs."""
+LARGE_CATCH_UP = 100
+ON_TIME = 1.0
+"""Up to so many seconds after its instant a firing is in time, whatever its jobs say about lateness."""
+AHEAD_AT_ONCE = 500
+AHEAD_UNTIL = 0.05
+"""Seconds before the next one begins at which planning for it ends: what is left is planned when it is due."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be fired in one go, under the epochs that were held when it was planned."""
+
+    epochs: dict[int, int]
+    plain: list[Planned] = field(default_factory=list)
+    late: list[tuple[Planned, list[datetime]]] = field(default_factory=list)
+    large: dict[int, Schedule] = field(default_factory=dict)
+    """Late ones that missed so much that somebody should hear of it."""
+
+    def late_parts(self, alone: set[int]) -> Iterator[tuple[int, int]]:
+        """Slices of `late` with a bounded number of instants each; those in `alone`, at the end, one by one."""
+        begin = total = 0
+        for place, (one, instants) in enumerate(self.late):
+            if total and (total + len(instants) > MOST_INSTANTS or one.id in alone):
+                yield begin, place
+                begin, total = place, 0
+            total += len(instants)
+        if total:
+            yield begin, len(self.late)
+
+
+def _in_time(one: Planned, now: float) -> bool:
+    """Fired by now it is neither early nor late, and no further instant of it has been missed."""
+    return 0 <= now - one.due_at.timestamp() < ON_TIME and (one.next_at is None or one.next_at.timestamp() > now)
+
+
+class Firer:
+    def __init__(self, database: Database, node: Node, elector: Elector, measures: Measures, catch_up_rate: float) -> None:
+        self._gateway = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT))
+        self._impatient = ScheduleGateway(database.link("scheduler", LOCK_TIMEOUT / 20))
+        self._planner = ScheduleGateway(database.link("planner"))
+        self._node = node
+        self._elector = elector
+        self._measures = measures
+        self._catch_up_rate = catch_up_rate
+        self.wheel = TimingWheel(int(node.clock.now()))
+        self.on_start: Callable[[], None] = lambda: None
+        """The wheel is empty: what is near must be hinted at again."""
+        self._batch = BATCH
+        self._ahead: dict[int, Planned] = {}
+        """What the next second will bring, as it was planned before it began."""
+        self._blocked: set[int] = set()
+        """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
+        self.refused = 0
+        """Firings that the database did not take: another scheduler has the shard now, or a job was changed meanwhile."""
+
+    @property
+    def blocked(self) -> int:
+        """Schedules that somebody's open transaction holds up."""
+        return len(self._blocked)
+
+    def start(self) -> None:
+        self.wheel = TimingWheel(int(self._node.clock.now()))
+
+    async def close(self) -> None:
+        for gateway in (self._gateway, self._impatient, self._planner):
+            await gateway.close()
+
+    async def run(self) -> None:
+        patience = Patience(cap=0.5)
+        waiting: list[int] = []
+        while True:
+            now = self._node.clock.now()
+            if now < self.wheel.now - 1:
+                # The machine's clock had run ahead and was put right: a wheel does not turn back.
+                self.start()
+                self.on_start()
+            due = [key for key, _ in self.wheel.advance(int(now))]
+            # What waited for the database may have been hinted at again.
+            waiting[:] = dict.fromkeys([*waiting, *due])
+            try:
+                await self.fire_all(waiting)
+                patience.reset()
+            except DatabaseUnavailable as error:
+                if patience.first:
+                    log.warning("firing.waiting", error=str(error), schedules=len(waiting))
+                await patience.wait()
+                continue
+            with contextlib.suppress(DatabaseUnavailable):
+                await self.plan_ahead()
+            now = self._node.clock.now()
+            await asyncio.sleep(math.floor(now) + 1.001 - now)
+
+    async def plan_ahead(self) -> None:
+        """What the next second brings is looked up and computed while there is time. The firing statement compares instant,
+        revision and epoch: what was changed meanwhile is not fired by such a plan, but planned anew."""
+        self._ahead.clear()
+        begins, hints = self.wheel.now + 1, self.wheel.upcoming()
+        for begin in range(0, len(hints), AHEAD_AT_ONCE):
+            if self._node.clock.now() > begins - AHEAD_UNTIL:
+                break
+            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE]):
+                if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= begins:
+                    with contextlib.suppress(InvalidSchedule):
+                        self._ahead[one.id] = Planned(one.id, one.due_at, one.schedule.next_after(one.due_at), one.revision)
+
+    async def _fire_ahead(self, waiting: list[int]) -> None:
+        """What was planned before and is in time; the rest stays in `waiting`."""
+        ready = [planned for hint in waiting if (planned := self._ahead.pop(hint, None)) is not None]
+        for begin in range(0, len(ready), self._batch):
+            now = self._node.clock.now()
+            part = [one for one in ready[begin : begin + self._batch] if _in_time(one, now)]
+            moved = await self._fire_plain(dict(self._elector.held), part) if part else {}
+            self._fired(moved)
+            for one in part:
+                if one.id in moved:
+                    self._again(one, True)
+            waiting[:] = [hint for hint in waiting if hint not in moved]
+
+    async def fire_all(self, waiting: list[int]) -> None:
+        """Fire what is due among these, and put each back for its next time. While the database fires one batch, the next
+        is planned. Hints leave `waiting` as they are dealt with; what the database could not be asked about stays."""
+        if self._ahead:
+            await self._fire_ahead(waiting)
+        under_way: asyncio.Task[None] | None = None
+        held: list[int] = []
+        try:
+            while waiting:
+                hints = waiting[: self._batch]
+                plan = await self.plan(hints)
+                if under_way is not None:
+                    await under_way
+                held = hints
+                del waiting[: len(hints)]
+                under_way = asyncio.create_task(self._carry_out(plan))
+            if under_way is not None:
+                await under_way
+        except BaseException as error:
+            if under_way is not None and not under_way.done():
+                if isinstance(error, asyncio.CancelledError):
+                    under_way.cancel()
+                await asyncio.wait([under_way])
+            if under_way is not None and (under_way.cancelled() or under_way.exception() is not None):
+                waiting[:0] = held
+            raise
+
+    async def plan(self, hints: Sequence[int]) -> Plan:
+        """What the table says about these: due and in time, late, or not yet."""
+        plan, blocked = Plan(dict(self._elector.held)), list[Hinted]()
+        for one in await self._planner.hinted_schedules(hints):
+            if one.shard not in plan.epochs:
+                self._blocked.discard(one.id)
+                continue
+            if one.due_at > one.present:
+                self.hint(one.id, one.due_at.timestamp())
+                continue
+            if one.id in self._blocked:
+                blocked.append(one)
+                continue
+            self._plan_one(plan, one)
+        # Each of these may cost a moment in vain: a few at a time, and the others in the next second.
+        for one in blocked[:BLOCKED_AT_ONCE]:
+            self._plan_one(plan, one)
+        for one in blocked[BLOCKED_AT_ONCE:]:
+            self.hint(one.id, one.due_at.timestamp())
+        return plan
+
+    def _plan_one(self, plan: Plan, one: Hinted) -> None:
+        try:
+            next_at = one.schedule.next_after(one.due_at)
+            late = (one.present - one.due_at).total_seconds()
+            if (next_at is None or next_at > one.present) and (one.patience is None or late <= one.patience):
+                plan.plain.append(Planned(one.id, one.due_at, next_at, one.revision))
+                return
+            missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
+            last = missed[-1] if missed else one.due_at
+            planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
+        except InvalidSchedule as error:
+            # A zone that this machine's tzdata does not have yet, perhaps. Everybody else's schedules go on.
+            log.error("schedule.unreadable", schedule=one.id, error=str(error), meaning="it is not fired here; upgrade tzdata")
+            self.hint(one.id, one.present.timestamp() + AGAIN)
+            return
+        plan.late.append((planned, [one.due_at, *missed]))
+        if len(missed) >= LARGE_CATCH_UP:
+            plan.large[one.id] = one.schedule
+
+    async def _carry_out(self, plan: Plan) -> None:
+        refused = 0
+        if plan.plain:
+            moved = await self._fire_plain(plan.epochs, plan.plain)
+            for planned in plan.plain:
+                self._again(planned, planned.id in moved)
+            refused += sum(one.id not in moved and one.id not in self._blocked for one in plan.plain)
+            self._fired(moved)
+        plan.late.sort(key=lambda one: one[0].id in self._blocked)
+        for begin, end in plan.late_parts(self._blocked):
+            refused += await self._fire_late(plan, begin, end)
+        if refused:
+            self.refused += refused
+            log.warning("firing.refused", schedules=refused, node=self._node.id,
+                        meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
+
+    def _fired(self, moved: dict[int, int]) -> None:
+        if moved:
+            self._measures.fired += sum(moved.values())
+            # About as many runs in each statement, whether a schedule has one job or thousands.
+            self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
+
+    async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
+        together = [one for one in plain if one.id not in self._blocked]
+        try:
+            moved = await self._gateway.fire(self._node.id, epochs, together) if together else {}
+            alone = [one for one in plain if one.id in self._blocked]
+        except LockTimeout:
+            # Somebody's open transaction is in the way of one of these; the others need not wait for it again.
+            moved, alone = {}, plain
+        except StatementRefused as error:
+            # The ledger has one of these instants already: only that one is left.
+            log.error("firing.ledger_refused", error=str(error))
+            moved, alone = {}, plain
+        for one in alone:
+            try:
+                moved |= await self._impatient.fire(self._node.id, epochs, [one])
+                self._blocked.discard(one.id)
+            except LockTimeout:
+                self._block(one)
+            except StatementRefused:
+                log.error("firing.twice", schedule=one.id, at=one.due_at.isoformat(), meaning="it has been fired already")
+        return moved
+
+    def _block(self, one: Planned) -> None:
+        if one.id not in self._blocked:
+            self._blocked.add(one.id)
+            log.warning("firing.blocked", schedule=one.id, at=one.due_at.isoformat(),
+                        meaning="somebody's open transaction is changing one of its jobs; fired when that ends")  # fmt: skip
+
+    async def _fire_late(self, plan: Plan, begin: int, end: int) -> int:
+        """How many were refused."""
+        planned, instants = [one for one, _ in plan.late[begin:end]], [many for _, many in plan.late[begin:end]]
+        names = any(one.id in plan.large for one in planned)
+        try:
+            late = await self._gateway.fire_late(self._node.id, plan.epochs, planned, instants, self._catch_up_rate, names=names)
+        except (LockTimeout, StatementRefused) as error:
+            if len(planned) > 1:
+                return sum([await self._fire_late(plan, place, place + 1) for place in range(begin, end)])
+            late = {}
+            if isinstance(error, LockTimeout):
+                self._block(planned[0])
+            else:
+                log.error("firing.twice", schedule=planned[0].id, at=planned[0].due_at.isoformat(), error=str(error))
+        for one, many in zip(planned, instants, strict=True):
+            self._again(one, one.id in late)
+            if one.id in late:
+                self._measures.fired_late(late[one.id])
+            if one.id in plan.large and one.id in late and late[one.id].jobs:
+                log.warning("firing.catch_up", jobs=late[one.id].jobs, schedule=plan.large[one.id].in_words(),
+                            since=one.due_at.isoformat(), missed=f"{'at least ' if len(many) > MOST_INSTANTS else ''}{len(many)}",
+                            runs=late[one.id].runs, meaning="nobody fired this for long; each job's missed_window decides")  # fmt: skip
+        return sum(one.id not in late and one.id not in self._blocked for one in planned)
+
+    def _again(self, planned: Planned, moved: bool) -> None:
+        if not moved:
+            # Whose it is now will fire it; if it is still ours, the next second tells why not.
+            self.hint(planned.id, planned.due_at.timestamp())
+        elif planned.next_at is not None:
+            self.hint(planned.id, planned.next_at.timestamp())
+
+    def hint(self, schedule: int, due: float) -> None:
+        if due - self.wheel.now <= HORIZON:
+            self.wheel.insert(schedule, math.ceil(due))
