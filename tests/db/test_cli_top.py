@@ -386,6 +386,10 @@ async def test_in_a_terminal_it_comes_and_goes(url: str, app: Hourhand, cemetery
     await cemetery.bury("invoice")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    # A Ctrl-C that comes when the terminal is itself again makes it throw away what it has not shown yet.
+    modes = termios.tcgetattr(theirs)
+    modes[3] |= termios.NOFLSH
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
     settings = {**environment(url, app.settings.schema), "TERM": "xterm-256color"}
     settings.pop("COLUMNS")
     process = subprocess.Popen(
