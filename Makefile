@@ -15,6 +15,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 PORT   ?= 8080
+SOAK   := $(MINUTES)
 
 .PHONY: up test check bench bench-peers bench-capacity bench-soak bench-profile compare mutants chaos format clean
 
@@ -53,13 +54,18 @@ $(VENV)/.bench: $(STAMP)
 
 # Each peer in an environment of its own, in build/peers. Redis and Node.js must be on the machine for those that need them.
 bench-peers: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(MEASURES),--measures $(MEASURES)) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(MEASURES),--measures $(MEASURES)) $(if $(ROUNDS),--rounds $(ROUNDS) --results build/benchmarks.json)
 
+# What is published comes of whole runs; a smaller one leaves its figures in build.
 bench-capacity: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.capacity $(if $(JOBS),--jobs $(JOBS)) --json docs/capacity.json
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.capacity $(if $(JOBS),--jobs $(JOBS) --json build/capacity.json,--json docs/capacity.json)
 
+bench-soak: WHERE = $(if $(SOAK),--minutes $(SOAK) --json build/soak.json --chart build/soak.svg,--json docs/soak.json --chart docs/images/soak.svg)
 bench-soak: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.soak $(if $(findstring command,$(origin MINUTES)),--minutes $(MINUTES)) --json docs/soak.json --chart docs/images/soak.svg
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.soak $(WHERE)
 
 bench-profile: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.profile

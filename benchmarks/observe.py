@@ -1,16 +1,33 @@
-"""What a machine and a database say of themselves: processor time, memory, tables, lateness."""
+"""What a machine and a database say of themselves: processor time, memory, tables, lateness; and what was measured when."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 
 _TICK = os.sysconf("SC_CLK_TCK")
+
+
+def commit() -> str:
+    """Of the code that is measured."""
+    described = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+
+def stamp() -> dict[str, str]:
+    """When, and of what."""
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+
+
+def machine() -> dict[str, str]:
+    return {"cores": str(os.cpu_count()), "python": platform.python_version(), "kernel": platform.release()}
 
 
 def _stat(pid: int) -> list[str]:

@@ -47,6 +47,24 @@ def jobs(first: int, beyond: int) -> Iterator[dict[str, Any]]:
         yield {"name": f"job-{n}", "task": "noop", "schedule": schedule, "timezone": zone, "payload": {"n": n}}
 
 
+def _days(n: int, *always: int) -> str:
+    """Set number n of 16 million sets of days of the month that have these in them."""
+    others = [day for day in range(1, 29) if day not in always][:24]
+    return ",".join(map(str, sorted({*always, *(day for bit, day in enumerate(others) if n >> bit & 1)})))
+
+
+def at(due: datetime, n: int) -> str:
+    """Expression number n of those that are due at this instant, in UTC."""
+    return f"{due.second} {due.minute} {due.hour} {_days(n, due.day)} * *"
+
+
+def often(n: int) -> str:
+    """Expression number n of those that are due every ten seconds, today and tomorrow."""
+    today = datetime.now(UTC)
+    days = _days(n // 10, today.day, (today + timedelta(days=1)).day)
+    return f"{_stepped(n % 10, 10, 60)} * * {days} * *"
+
+
 def expected(count: int, begin: datetime, end: datetime) -> Counter[tuple[str, str, datetime]]:
     """How many runs each schedule owes for each instant from begin until before end; by cronsim, not by us."""
     owed: Counter[tuple[str, str, datetime]] = Counter()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import asyncpg
 
+from benchmarks import observe
 from hourhand import Hourhand
 
 PROJECT = Path(__file__).parent.parent
@@ -126,8 +127,7 @@ async def pending_memory(app: Hourhand, url: str, schema: str, sql: asyncpg.Conn
         while not await sql.fetchval(f"SELECT EXISTS (SELECT FROM {schema}.running)"):
             await asyncio.sleep(0.05)
         await asyncio.sleep(3)
-        text = Path(f"/proc/{process.pid}/status").read_text()
-        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
+        return observe.resident(process.pid)
 
 
 def percentile(values: list[float], share: float) -> float:

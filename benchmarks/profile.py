@@ -1,39 +1,52 @@
-"""`make bench-profile`: where each microsecond of a run goes, in PostgreSQL and in Python; and the plans of the statements."""
+"""`make bench-profile`: where each microsecond of a run goes, in PostgreSQL and in Python: as it is enqueued, fired, claimed and
+finished; and the plans of the statements."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import observe, product, servers
+from benchmarks import firing, observe, population, product, servers
 from hourhand import Hourhand
 from hourhand.storage.database import PLANNER
 from hourhand.storage.migrate import migrate
 from hourhand.storage.statements import load
 
 SCHEMA = "hourhand"
+SINGLES = 3_000
+SCHEDULES = 60_000
+"""Each fires every ten seconds."""
+FIRING = 20.0
 PARTS = (
     ("waiting for PostgreSQL, or for a run", r"select|epoll|run_forever"),
     ("asyncpg: sending and reading rows", r"asyncpg/|storage/database"),
+    ("enqueueing: arguments, options, the COPY's rows", r"storage/(enqueue|carriers)|surfaces/"),
+    (
+        "planning: the wheel, and when each is due again",
+        r"engine/(firer|scheduler|elector)|core/(schedule|wheel|zones|ring)|storage/schedules|cron",
+    ),
     ("the handler and what is around it", r"benchmarks/|engine/(executor|caller|settler)|core/(context|payload|task|tracing)"),
     ("claiming", r"engine/(claimer|stealer|admitter)|storage/queue|core/(fairness|marks)"),
     ("completing", r"engine/completer|storage/nodes"),
     ("statistics and metrics", r"engine/(measures|bulletin)|core/histogram"),
     ("asyncio", r"asyncio/"),
 )
-"""The innermost frame that one of these knows decides; the first pattern is of whole stacks that wait."""
+"""The innermost frame that one of these knows decides. The first pattern is of the innermost frame alone: that waits."""
 
 
 def with_statements() -> Path | None:
@@ -63,62 +76,116 @@ def shares(recorded: str) -> Counter[str]:
     return found
 
 
+class Profiler:
+    def __init__(self, sql: asyncpg.Connection, postmaster: int, scratch: Path, console: Console, counted: bool) -> None:
+        self.sql, self._postmaster, self._scratch, self._console, self._counted = sql, postmaster, scratch, console, counted
+
+    @asynccontextmanager
+    async def watched(self, what: str, pid: int) -> AsyncIterator[list[int]]:
+        """What is done meanwhile, in this process and in PostgreSQL; for each of the runs whose number is put into the list."""
+        if self._counted:
+            await self.sql.execute("SELECT public.pg_stat_statements_reset()")
+        stacks, said = self._scratch / "stacks", self._scratch / "py-spy"
+        stacks.unlink(missing_ok=True)
+        words = ("record", "--pid", str(pid), "--rate", "500", "--duration", "300", "--nonblocking", "--threads")
+        with said.open("w") as saying:
+            spy = subprocess.Popen(
+                [Path(sys.executable).with_name("py-spy"), *words, "--format", "raw", "--output", str(stacks)],
+                stdout=saying, stderr=saying,
+            )  # fmt: skip
+        await asyncio.sleep(1)
+        count: list[int] = []
+        used, began = self._used(pid), time.perf_counter()
+        yield count
+        seconds, now = time.perf_counter() - began, self._used(pid)
+        spy.send_signal(signal.SIGINT)
+        spy.wait(20)
+        if not stacks.exists():
+            raise SystemExit(f"py-spy could not look at the process: {said.read_text()}")
+        runs, server, python = count[0], now[0] - used[0], now[1] - used[1]
+        self._console.print(
+            f"[bold]{what}[/]: {runs / seconds:,.0f} a second; for each {1e6 * seconds / runs:.1f} µs,"
+            f" in which PostgreSQL computes {1e6 * server / runs:.1f} and Python {1e6 * python / runs:.1f}\n"
+        )
+        self._show_parts(shares(stacks.read_text()), 1e6 * python / runs)
+        if self._counted:
+            await self._show_statements(runs)
+
+    def _used(self, pid: int) -> tuple[float, float]:
+        return observe.processor_seconds([self._postmaster]), observe.processor_seconds([pid])
+
+    def _show_parts(self, told: Counter[str], microseconds: float) -> None:
+        working = {name: many for name, many in told.items() if name != PARTS[0][0]}
+        table = Table("Python", "share of what it computes", "µs a run", box=None)
+        for name, many in sorted(working.items(), key=lambda one: -one[1]):
+            share = many / sum(working.values())
+            table.add_row(name, f"{share:.0%}", f"{microseconds * share:.1f}")
+        self._console.print(table, "")
+
+    async def _show_statements(self, runs: int) -> None:
+        """Their time is that from beginning to end, waits for the disk and for the other core's work included."""
+        rows = await self.sql.fetch(
+            "SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 60) AS query, calls, rows, mean_exec_time, total_exec_time, wal_bytes"
+            " FROM public.pg_stat_statements ORDER BY total_exec_time DESC LIMIT 8"
+        )
+        table = Table("statement", "calls", "rows a call", "ms a call", "µs a run", "WAL bytes a run", box=None)
+        for row in rows:
+            table.add_row(
+                row["query"], f"{row['calls']:,}", f"{row['rows'] / row['calls']:,.0f}", f"{row['mean_exec_time']:.2f}",
+                f"{1000 * row['total_exec_time'] / runs:.2f}", f"{row['wal_bytes'] / runs:,.0f}",
+            )  # fmt: skip
+        self._console.print(table, "")
+
+
 async def profile(url: str, postmaster: int, runs: int, scratch: Path, console: Console) -> None:
     sql = await asyncpg.connect(url)
     await migrate(sql, SCHEMA)
     counted = bool(await sql.fetchval("SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_stat_statements'"))
     if counted:
         await sql.execute("CREATE EXTENSION pg_stat_statements SCHEMA public")
-    async with Hourhand(url, schema=SCHEMA) as app, AsyncExitStack() as stack:
+    profiler = Profiler(sql, postmaster, scratch, console, counted)
+    async with Hourhand(url, schema=SCHEMA) as app:
         await app.queues.pause("default")
-        await app.enqueue_many("noop", ({"n": n} for n in range(runs)))
-        worker = await stack.enter_async_context(product.workers(url, SCHEMA, sql, 1))
-        if counted:
-            await sql.execute("SELECT public.pg_stat_statements_reset()")
-        what = ("record", "--pid", str(worker.pid), "--rate", "500", "--duration", "60", "--nonblocking", "--threads")
-        where = ("--format", "raw", "--output", str(scratch / "stacks"))
-        spy = subprocess.Popen(
-            [Path(sys.executable).with_name("py-spy"), *what, *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        await asyncio.sleep(1)
-        used = observe.processor_seconds([postmaster]), observe.processor_seconds([worker.pid])
-        began = time.perf_counter()
-        await app.queues.resume("default")
-        while await sql.fetchval(f"SELECT EXISTS (SELECT FROM {SCHEMA}.ready) OR EXISTS (SELECT FROM {SCHEMA}.running)"):
-            await asyncio.sleep(0.02)
-        seconds = time.perf_counter() - began
-        server, python = observe.processor_seconds([postmaster]) - used[0], observe.processor_seconds([worker.pid]) - used[1]
-        spy.send_signal(2)
-        spy.wait(20)
-        console.print(
-            f"{runs:,} runs that do nothing, one worker process: {runs / seconds:,.0f} a second;"
-            f" for each {1e6 * seconds / runs:.1f} µs, of which PostgreSQL computes {1e6 * server / runs:.1f} and Python {1e6 * python / runs:.1f}\n"
-        )
-        told = shares((scratch / "stacks").read_text())
-        working = {name: many for name, many in told.items() if name != PARTS[0][0]}
-        table = Table("Python", "share of what it computes", "µs a run", box=None)
-        for name, many in sorted(working.items(), key=lambda one: -one[1]):
-            share = many / sum(working.values())
-            table.add_row(name, f"{share:.0%}", f"{1e6 * python / runs * share:.1f}")
-        console.print(table, "")
-        if counted:
-            await show_statements(sql, runs, console)
+        await enqueue(profiler, app, runs)
+        await drain(profiler, app, url, runs)
         await show_plans(url, sql, console)
+        await fire(profiler, app, url)
     await sql.close()
 
 
-async def show_statements(sql: asyncpg.Connection, runs: int, console: Console) -> None:
-    rows = await sql.fetch(
-        "SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 60) AS query, calls, rows, mean_exec_time, total_exec_time, wal_bytes"
-        " FROM public.pg_stat_statements ORDER BY total_exec_time DESC LIMIT 8"
-    )
-    table = Table("statement", "calls", "rows a call", "ms a call", "µs a run", "WAL bytes a run", box=None)
-    for row in rows:
-        table.add_row(
-            row["query"], f"{row['calls']:,}", f"{row['rows'] / row['calls']:,.0f}", f"{row['mean_exec_time']:.2f}",
-            f"{1000 * row['total_exec_time'] / runs:.2f}", f"{row['wal_bytes'] / runs:,.0f}",
-        )  # fmt: skip
-    console.print(table, "")
+async def enqueue(profiler: Profiler, app: Hourhand, runs: int) -> None:
+    async with profiler.watched("enqueue, one after the other", os.getpid()) as count:
+        for n in range(SINGLES):
+            await app.enqueue("noop", {"n": n})
+        count.append(SINGLES)
+    async with profiler.watched("enqueue_many", os.getpid()) as count:
+        await app.enqueue_many("noop", ({"n": n} for n in range(runs - SINGLES)))
+        count.append(runs - SINGLES)
+
+
+async def drain(profiler: Profiler, app: Hourhand, url: str, runs: int) -> None:
+    async with (
+        product.workers(url, SCHEMA, profiler.sql, 1) as worker,
+        profiler.watched("runs that do nothing, one worker process", worker.pid) as count,
+    ):
+        await app.queues.resume("default")
+        left = f"SELECT EXISTS (SELECT FROM {SCHEMA}.ready) OR EXISTS (SELECT FROM {SCHEMA}.running)"
+        while await profiler.sql.fetchval(left):
+            await asyncio.sleep(0.02)
+        count.append(runs)
+
+
+async def fire(profiler: Profiler, app: Hourhand, url: str) -> None:
+    """Nobody runs them: what is looked at is the scheduler."""
+    await app.jobs.add_many({"name": f"own-{n}", "task": "nobody", "schedule": population.often(n)} for n in range(SCHEDULES))
+    fired = f"SELECT count(*) FROM {SCHEMA}.ready WHERE task = 'nobody'"
+    async with firing.schedulers(url, SCHEMA, profiler.sql, 1) as (scheduler,):
+        while not await profiler.sql.fetchval(fired):
+            await asyncio.sleep(0.1)
+        async with profiler.watched("firings, each job with a schedule of its own, one scheduler", scheduler.pid) as count:
+            before = await profiler.sql.fetchval(fired)
+            await asyncio.sleep(FIRING)
+            count.append(await profiler.sql.fetchval(fired) - before)
 
 
 async def show_plans(url: str, sql: asyncpg.Connection, console: Console) -> None:
@@ -157,7 +224,7 @@ async def show_plans(url: str, sql: asyncpg.Connection, console: Console) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.profile", description=__doc__)
-    parser.add_argument("--runs", type=int, default=400_000, help="runs that are drained (default: 400,000)")
+    parser.add_argument("--runs", type=int, default=400_000, help="runs that are enqueued and drained (default: 400,000)")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
     with tempfile.TemporaryDirectory(prefix="hourhand-profile-") as directory:

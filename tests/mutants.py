@@ -58,7 +58,7 @@ class Mutant:
 FLEET = "tests/cluster/test_schedulers.py -k every_firing_once"
 NO_EPOCH = ("ON held.shard = s.shard AND held.epoch = s.epoch\n    WHERE s.owner = $1", "ON held.shard = s.shard\n    WHERE true")
 NOTHING_UNIQUE = (
-    (FIRING, "      AND s.next_run_at = planned.due_at AND", "      AND"),
+    (FIRING, "      AND coalesce(s.next_run_at, 'infinity') = planned.due_at AND", "      AND"),
     (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"),
 )
 LOCAL_CLOCK = (
@@ -166,7 +166,7 @@ MUTANTS = [
            "ARRAY(SELECT 0::bigint WHERE false)", "tests/db/test_worker.py -k next_heartbeat"),
     Mutant("no epoch check in firing", FIRING, *NO_EPOCH, "tests/db/test_firing.py -k deposed"),
     Mutant("the shard is not locked while firing", FIRING, " FOR SHARE OF s", "", "tests/db/test_firing.py -k change_of_hands"),
-    Mutant("schedules move from wherever they are", FIRING, "AND s.next_run_at = planned.due_at AND", "AND",
+    Mutant("schedules move from wherever they are", FIRING, "AND coalesce(s.next_run_at, 'infinity') = planned.due_at AND", "AND",
            "tests/db/test_firing.py -k from_one_plan"),
     Mutant("no unique firing", SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n",
            "tests/db/test_firing.py -k second_barrier"),
@@ -180,6 +180,7 @@ MUTANTS = [
     Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=NOTHING_UNIQUE),
     Mutant("ahead: a plan is good for ever", f"{ENGINE}/firer.py", "return 0 <= now - one.due_at.timestamp() < ON_TIME and", "return True or", "tests/db/test_ahead.py -k too_late"),
     Mutant("ahead: nothing is planned", f"{ENGINE}/firer.py", "        if self._ahead:\n            await self._fire_ahead(waiting)\n", "", "tests/db/test_ahead.py -k at_its_time"),
+    Mutant("ahead: steps of another size", f"{ENGINE}/firer.py", "                place += len(some)\n", "                place += BATCH\n", "tests/db/test_ahead.py -k change_their_size"),
     Mutant("ahead: the fence is not asked", FIRING, NO_EPOCH[0], NO_EPOCH[1], "tests/db/test_ahead.py -k shard_that_is_lost", every=True),
     Mutant("ahead: full minutes are forgotten", "src/hourhand/core/wheel.py", "            slots.append(self._minutes[at // SECONDS % MINUTES])\n", "            pass\n", "tests/unit/test_wheel.py -k upcoming"),
     Mutant("a survey always begins at the start", f"{ENGINE}/claimer.py", "lows[lane] = self._mark(lane).start(began)", "lows[lane] = 0", "tests/db/test_claim.py -k begins_at_the_marks"),
@@ -193,6 +194,7 @@ MUTANTS = [
     Mutant("indexes: remains wait an hour", f"{ENGINE}/reindexer.py", "            if not one.valid:\n", "            if False:\n", "tests/db/test_reindexer.py -k every_time"),
     Mutant("indexes: a rebuild waits for ever", "src/hourhand/storage/indexes.py", 'database.link("reindexer", PATIENCE)', 'database.link("reindexer")', "tests/db/test_reindexer.py -k cut_off"),
     Mutant("indexes: two at once", INDEXES, "pg_try_advisory_lock('hourhand.ready'::regclass::oid::integer, 0)", "true", "tests/db/test_reindexer.py -k one_at_a_time"),
+    Mutant("indexes: an old look counts", f"{ENGINE}/reindexer.py", "if now - self._looked_at < STALE else None", "", "tests/db/test_reindexer.py -k once_an_hour"),
     Mutant("indexes: rebuilt again and again", f"{ENGINE}/reindexer.py", "+ AT_MOST_EVERY", "", "tests/db/test_reindexer.py -k once_an_hour"),
     Mutant("a change of a job leaves plans valid", FIRING, " AND s.revision = planned.revision", "", "tests/db/test_policies.py -k plan_from_before"),
     Mutant("a job leaves without its due firing", DELIVERY, "    ELSIF pending <= boundary THEN", "    ELSIF false THEN", "tests/db/test_policies.py -k not_lost_when"),

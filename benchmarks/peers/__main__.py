@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ import asyncpg
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import servers
+from benchmarks import observe, servers
 from benchmarks.peers import measures, report
 from benchmarks.peers.field import MEASURES, PROJECT, Peer, peers
 
@@ -77,51 +75,60 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
             for name in options.measures:
                 progress.update(task, description=f"{peer.title}: {name}")
                 kept[name] = asyncio.run(one_measure(peer, name, addresses, scratch, options))
-                results["machine"] = asyncio.run(machine(addresses))
+                results.setdefault("machine", {}).update(asyncio.run(machine(addresses)))
                 options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                 progress.console.print(f"{peer.title}, {name}: {told(kept[name])}")
                 progress.advance(task)
 
 
 async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch: Path, options: argparse.Namespace) -> Result:
-    """Medians and all rounds; or why not."""
-    stamp = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": peer.versions(), "commit": commit()}
+    """Medians and all rounds, those that failed too; or why there is none."""
+    stamp: Result = {**observe.stamp(), "versions": peer.versions()}
     if name in peer.no:
         return {**stamp, "no": peer.no[name]}
     if name == "held" and peer.server != "postgresql":
         return {**stamp, "no": "keeps its runs elsewhere than in PostgreSQL"}
-    stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch)
+    stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
     take = getattr(measures, name)
     if name == "held":
         take = partial(take, seconds=options.held)
     rounds: list[dict[str, float]] = []
-    try:
-        for _ in range(1 if name == "held" else options.rounds):
-            rounds.append(await take(stage))  # noqa: PERF401 -- those before a failure count
-    except measures.Stalled as stalled:
-        if not rounds:
-            return {**stamp, "no": str(stalled), **stalled.so_far}
+    failed: list[str] = []
+    for _ in range(1 if name == "held" else options.rounds):
+        try:
+            rounds.append(await take(stage))
+        except measures.Stalled as stalled:
+            if not rounds:
+                # Patience is long: who cannot do it once is not asked again.
+                return {**stamp, "no": str(stalled), **stalled.so_far}
+            failed.append(str(stalled))
+        except (OSError, asyncpg.PostgresError, subprocess.SubprocessError, TypeError, ValueError) as error:
+            # One that breaks down must not take the hours of the others along.
+            failed.append(f"{type(error).__name__}: {error}")
+    if not rounds:
+        return {**stamp, "no": failed[-1]}
+    if failed:
+        stamp["failed"] = failed
     return {**stamp, "rounds": rounds, **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]}}
 
 
 def told(result: Result) -> str:
     if "no" in result:
         return f"no: {result['no']}"
-    return ", ".join(f"{key} {report.number(value)}" for key, value in result.items() if isinstance(value, float))
-
-
-def commit() -> str:
-    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=PROJECT, capture_output=True, text=True).stdout.strip()
+    failed = f"; {len(result['failed'])} rounds failed" if "failed" in result else ""
+    return ", ".join(f"{key} {report.number(value)}" for key, value in result.items() if isinstance(value, float)) + failed
 
 
 async def machine(addresses: dict[str, str]) -> dict[str, str]:
-    found = {"cores": str(os.cpu_count()), "python": platform.python_version(), "kernel": platform.release()}
+    found = observe.machine()
     if "postgresql" in addresses:
         sql = await asyncpg.connect(addresses["postgresql"] + "/postgres")
         found["postgresql"] = await sql.fetchval("SHOW server_version")
         await sql.close()
     if "redis" in addresses:
         found["redis"] = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()[2]
+    if shutil.which("node"):
+        found["node"] = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
     return found
 
 

@@ -32,7 +32,7 @@ class Peer:
     remarks: dict[str, str] = field(default_factory=dict)
     """What one must know to read a figure of its."""
     runs: int = 100_000
-    """For bulk and drain; fewer for the slow ones, so that they are done in a minute."""
+    """For bulk and drain; more for the fast ones, so that these last some seconds, and fewer for the slow ones."""
 
     @property
     def node(self) -> bool:
@@ -70,12 +70,12 @@ class Peer:
                 link.unlink(missing_ok=True)
                 link.write_text(source.read_text())
 
-    def environment(self, url: str, meter: Path) -> dict[str, str]:
+    def environment(self, url: str, meter: Path, measure: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOURHAND_", "PYTHON"))}
-        return {**kept, "PYTHONPATH": str(PROJECT), "BENCH_URL": url, "BENCH_METER": str(meter)}
+        return {**kept, "PYTHONPATH": str(PROJECT), "BENCH_URL": url, "BENCH_METER": str(meter), "BENCH_MEASURE": measure}
 
     def versions(self) -> str:
-        return ", ".join(self.packages) or "this commit"
+        return ", ".join(self.packages)
 
     def of(self, runs: int) -> Peer:
         return replace(self, runs=runs)

@@ -37,6 +37,8 @@ from typing import Any
 
 URL = os.environ.get("BENCH_URL", "")
 METER = Path(os.environ.get("BENCH_METER", "."))
+MEASURE = os.environ.get("BENCH_MEASURE", "")
+"""What is being measured: where a peer must choose between speed and another virtue, it may choose for each."""
 FEED_AHEAD = 5_000
 FEED_AT_ONCE = 1_000
 

@@ -23,7 +23,7 @@ from benchmarks.peers.field import PROJECT, Peer
 
 STALLED = 90.0
 """Seconds without any progress after which a peer is given up."""
-KILL_PATIENCE = 60.0
+KILL_PATIENCE = 90.0
 DUE_PATIENCE = 240.0
 SINGLES = 1_000
 ASKED = 1_000
@@ -45,6 +45,7 @@ class Stage:
     build: Path
     servers: dict[str, str]
     scratch: Path
+    measure: str
     database: str = "bench"
 
     @property
@@ -70,7 +71,7 @@ class Stage:
         log = (self.scratch / f"{self.peer.name}-{verb}.log").open("a")
         return subprocess.Popen(
             self.peer.command(self.build, verb, *arguments),
-            cwd=PROJECT, env=self.peer.environment(self.url, self.meter), stdout=subprocess.PIPE if verb not in WORKING else log,
+            cwd=PROJECT, env=self.peer.environment(self.url, self.meter, self.measure), stdout=subprocess.PIPE if verb not in WORKING else log,
             stderr=log, start_new_session=True, text=True,
         )  # fmt: skip
 

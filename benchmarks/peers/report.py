@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import charts
 from benchmarks.peers.field import PROJECT, Peer
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
@@ -98,35 +97,51 @@ def _tables(results: Results, peers: list[Peer]) -> Iterator[str]:
 
 
 def _charts(results: Results, peers: list[Peer]) -> Iterator[str]:
+    from benchmarks import charts  # needs matplotlib, which the tests of what is reported have not
+
     for column in COLUMNS:
         found = [(peer.title, value) for peer in peers if isinstance(value := _value(results, peer, column), (int, float))]
         if (
-            column.key not in ("drain 1", "drain 2", "latency p50", "latency p99", "due 10000", "kill", "held ratio")
+            column.key not in ("drain 1", "drain 2", "latency p50", "latency p99", "due 10000", "held beside", "held ratio")
             or len(found) < 2
         ):
             continue
         name = f"peers-{column.key.replace(' ', '-')}.svg"
         best = "most" if column.most else "least"
-        charts.bars(column.title, column.unit, found, IMAGES / name, best=best, logarithmic=column.key in ("due 10000", "kill"))
+        charts.bars(column.title, column.unit, found, IMAGES / name, best=best, logarithmic=column.key == "due 10000")
         yield f"![{column.title}](images/{name})\n"
 
 
 def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     yield "### Versions and settings\n"
+    machine = results["machine"]
+    programs = (("postgresql", "PostgreSQL"), ("redis", "Redis"), ("python", "Python"), ("node", "Node.js"))
+    named = ", ".join(f"{name} {machine[key].removeprefix('v')}" for key, name in programs if key in machine)
+    days = sorted({one["at"][:10] for measured in results["peers"].values() for one in measured.values()})
+    yield f"{machine['cores']} cores, {named}; measured from {days[0]} to {days[-1]}.\n"
     yield "| | version | server | settings |"
     yield "|---|---|---|---|"
     for peer in peers:
-        yield f"| {peer.title} | {peer.versions()} | {peer.server} | {peer.settings} |"
+        yield f"| {peer.title} | {peer.versions() or _commits(results, peer)} | {peer.server} | {peer.settings} |"
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
-        notes = dict(peer.remarks)
-        for column in COLUMNS:
-            if isinstance(reason := _value(results, peer, column), str):
-                notes[column.measure] = f"no: {_short(reason)}" + (
-                    f" ({notes[column.measure]})" if column.measure in peer.remarks else ""
-                )
-        for measure, note in notes.items():
+        for measure, note in _notes(results, peer).items():
             yield f"- **{peer.title}**, {measure}: {note}"
+
+
+def _commits(results: Results, peer: Peer) -> str:
+    return "commits " + ", ".join(sorted({one["commit"].removesuffix("-dirty") for one in results["peers"][peer.name].values()}))
+
+
+def _notes(results: Results, peer: Peer) -> dict[str, str]:
+    notes = dict(peer.remarks)
+    for column in COLUMNS:
+        remark = f" ({peer.remarks[column.measure]})" if column.measure in peer.remarks else ""
+        if isinstance(reason := _value(results, peer, column), str):
+            notes[column.measure] = f"no: {_short(reason)}{remark}"
+        elif failed := results["peers"][peer.name].get(column.measure, {}).get("failed"):
+            notes[column.measure] = f"{len(failed)} of the rounds failed: {_short(failed[0])}{remark}"
+    return notes
 
 
 def _short(reason: str) -> str:

@@ -13,18 +13,19 @@ import pytest
 from hourhand import Hourhand
 from hourhand.core.wheel import TimingWheel
 from hourhand.engine.scheduler import Scheduler
+from hourhand.storage.schedules import Planned
 from tests.support.fleet import until
 
 pytestmark = pytest.mark.once
 
 
 class Ahead:
-    """A scheduler that does nothing by itself, and a job that is due in a moment, for which it has a plan."""
+    """A scheduler that does nothing by itself, and a job that is due in a moment, for which it has a plan; and others if wanted."""
 
     def __init__(self, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
         self._app, self._sql, self._schema = app, sql, schema
 
-    async def prepare(self, **options: Any) -> None:
+    async def prepare(self, others: int = 0, **options: Any) -> None:
         self.scheduler = Scheduler(await self._app._database(), self._app.settings)
         await self.scheduler.node.start()
         await self.scheduler.elector.run_once()
@@ -34,10 +35,18 @@ class Ahead:
             schedule = f"{self.due.second} {self.due.minute} * * * *"
             await self._app.jobs.add("one", task="noop", schedule=schedule, replace=True, **options)
             self.schedule: int = await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = 'one'")
+            self.hints = [self.schedule]
+            for n in range(1, others + 1):
+                schedule = f"{self.due.second} {self.due.minute},{(self.due.minute + n) % 60} * * * *"
+                await self._app.jobs.add(f"other-{n}", task="noop", schedule=schedule, replace=True)
+                self.hints.append(
+                    await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = $1", f"other-{n}")
+                )
             self.scheduler.firer.wheel = TimingWheel(int(self.due.timestamp()) - 1)
-            self.scheduler.firer.wheel.insert(self.schedule, int(self.due.timestamp()))
+            for hint in self.hints:
+                self.scheduler.firer.wheel.insert(hint, int(self.due.timestamp()))
             await self.scheduler.firer.plan_ahead()
-            if self.schedule in self.scheduler.firer._ahead:
+            if self.scheduler.firer._ahead.keys() == {*self.hints}:
                 return  # else the machine was slow, and its time came first
 
     async def fire(self, late: float = 0.0) -> None:
@@ -45,7 +54,7 @@ class Ahead:
             return bool(await self._sql.fetchval("SELECT clock_timestamp() > $1", self.due + timedelta(seconds=late)))
 
         await until(passed, "its instant")
-        await self.scheduler.firer.fire_all([self.schedule])
+        await self.scheduler.firer.fire_all(list(self.hints))
 
     async def runs(self) -> int:
         count: int = await self._sql.fetchval(f"SELECT count(*) FROM {self._schema}.ready WHERE scheduled_at = $1", self.due)
@@ -87,6 +96,29 @@ async def test_at_its_time_it_is_fired_and_nothing_else(
     ) == ahead.due + timedelta(hours=1)
     await ahead.scheduler.firer.fire_all([ahead.schedule])
     assert await ahead.runs() == 1, "a hint that comes again finds nothing"
+
+
+@pytest.mark.parametrize(("first", "later"), [(8, 2_000), (20, 8)])
+async def test_each_is_sent_once_though_the_batches_change_their_size(
+    ahead: Ahead, app: Hourhand, monkeypatch: pytest.MonkeyPatch, first: int, later: int
+) -> None:
+    monkeypatch.setattr("hourhand.engine.firer.ON_TIME", 60.0)
+    monkeypatch.setattr("hourhand.engine.firer.RUNS_AT_ONCE", later)
+    await ahead.prepare(others=44)
+    firer = ahead.scheduler.firer
+    firer._batch = first
+    fire, sent = firer._gateway.fire, list[list[int]]()
+
+    async def watched(node: int, epochs: dict[int, int], planned: list[Planned]) -> dict[int, int]:
+        sent.append([one.id for one in planned])
+        return await fire(node, epochs, planned)
+
+    monkeypatch.setattr(firer._gateway, "fire", watched)
+    async with without_a_look(app):
+        await ahead.fire()
+    assert [one for part in sent for one in part] == ahead.hints
+    assert [len(part) for part in sent] == ([8, 37] if later > first else [20, 8, 8, 8, 1])
+    assert await ahead.runs() == 45
 
 
 @pytest.mark.parametrize("change", ["paused", "deleted", "moved"])

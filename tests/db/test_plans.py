@@ -109,11 +109,6 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
 ORDERED = {"claim", "line_up", "gifts", "recover", "promote"}
 # On connections of users and of clients, which have none of the planner's settings.
 ELSEWHERE = {"finish_once", "reserve_runs"}
-# States in which these go by another index and look at more rows than they need: nothing to hold on to.
-LEFT_OUT = {
-    "fire": STATES[1:2],
-    "fire_late": STATES[1:2],
-}
 
 RUN = "scheduled_at, lane, attempt, crashes, task, payload"
 DAY = "now() - n % 2 * interval '1 day'"
@@ -240,7 +235,7 @@ def sorted_tables(plan: Plan) -> set[str]:
     return {table_of(below) for sort in sorts for below in nodes(sort, ("InitPlan", "SubPlan"))} & set(LARGE)
 
 
-CASES = [(state, name) for state in STATES for name in EXPECTED if state not in LEFT_OUT.get(name, ())]
+CASES = [(state, name) for state in STATES for name in EXPECTED]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -246,8 +246,10 @@ async def test_an_index_is_rebuilt_once_an_hour_and_sooner_after_a_failure(monke
     tired = Reindexer(paper, 1)  # type: ignore[arg-type]
     for seconds, error, times in (
         (0, None, 0),  # what was open at the last look is not known yet
-        (180, None, 1), (180, None, 1), (3_200, None, 1), (300, LockTimeout("no"), 2),
-        (600, None, 2), (400, DatabaseUnavailable("away"), 3), (600, None, 3), (400, None, 4), (900, None, 4),
+        (180, None, 1), (180, None, 1), (3_100, None, 1), (300, None, 1), (100, LockTimeout("no"), 2), (300, None, 2), (300, None, 2),
+        (300, DatabaseUnavailable("away"), 3), (300, None, 3), (300, None, 3), (300, None, 4), (300, None, 4), (300, None, 4),
+        (7_200, None, 4),  # what was open a little while ago is not known any more
+        (180, None, 5),
     ):  # fmt: skip
         now += seconds
         paper.error = error

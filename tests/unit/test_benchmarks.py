@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from benchmarks import population
-from benchmarks.peers import field, kit
+from benchmarks import population, soak
+from benchmarks.peers import __main__ as bench
+from benchmarks.peers import field, kit, measures, report
 from hourhand.core.schedule import Schedule
 
 BEGIN = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)  # the clocks of Berlin change half an hour later
@@ -33,6 +37,115 @@ def test_the_oracle_and_the_product_agree() -> None:
                 ours[expression, zone, at] += 1
     theirs = {one: many for one, many in population.expected(2_000, BEGIN, end).items() if one[1] != "Europe/Berlin"}
     assert ours == theirs
+
+
+def test_schedules_of_their_own_are_due_together() -> None:
+    due = datetime(2026, 3, 31, 13, 7, 5, tzinfo=UTC)
+    texts = [population.at(due, n) for n in range(3_000)]
+    assert len({*texts}) == 3_000
+    for text in texts[::97]:
+        assert Schedule("cron", text).next_after(due - timedelta(seconds=1)) == due
+    often = [population.often(n) for n in range(3_000)]
+    assert len({*often}) == 3_000
+    now = datetime.now(UTC)
+    for text in often[::97]:
+        first = Schedule("cron", text).next_after(now)
+        assert first is not None
+        assert first - now <= timedelta(seconds=10)
+
+
+def sample(at: float, done: float = 1_000.0, claim: float = 1.0, size: float = 40.0, *, held: bool = False) -> soak.Sample:
+    return soak.Sample(at, 1_000.0, done, claim, size, 0, held)
+
+
+def soaked(**after: float) -> list[soak.Sample]:
+    """A minute of beginning, two of before, two beside a transaction, five after it of which the last three are as told."""
+    moments = [5.0 * n for n in range(1, 121)]
+    return [
+        sample(at, done=500.0) if at < 60
+        else sample(at) if at < 180
+        else sample(at, done=700.0, claim=3.0, size=400.0, held=True) if at < 300
+        else sample(at, done=800.0, size=300.0) if at < 420
+        else sample(at, **after)
+        for at in moments
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("after", "missed"),
+    [
+        ({}, set()),
+        ({"done": 899.0}, {"throughput after it"}),
+        ({"claim": 1.11}, {"claim time after it"}),
+        ({"size": 53.0}, {"tables at the end"}),
+    ],
+    ids=["as before", "slow", "dear", "large"],
+)
+def test_half_an_hour_is_judged(after: dict[str, float], missed: set[str]) -> None:
+    verdict = soak.judge(soaked(**after))
+    assert (verdict.before.done, verdict.worst) == (1_000.0, 0.7)
+    assert {what for what, _, good in soak.findings(verdict) if not good} == missed
+
+
+def test_the_worst_half_minute_beside_it_counts() -> None:
+    samples = soaked()
+    for one in samples[40:46]:
+        one.done = 500.0
+    verdict = soak.judge(samples)
+    assert verdict.worst == 0.5
+    assert [what for what, _, good in soak.findings(verdict) if not good] == ["throughput beside it, worst half minute"]
+
+
+@pytest.mark.parametrize("words", ["--minutes 5", "--minutes 15 --hold 13", "--hold 0"])
+def test_a_transaction_that_leaves_nothing_to_compare_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", *words.split()])
+    with pytest.raises(SystemExit):
+        soak.arguments()
+
+
+def test_shorter_ones_hold_it_for_a_third_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", "--minutes", "15"])
+    options = soak.arguments()
+    assert (options.hold_from, options.hold) == (4.0, 5.0)
+
+
+def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[dict[str, float]]]:
+    left = list(told)
+
+    async def take(stage: object) -> dict[str, float]:
+        one = left.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    return take
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ([{"kill": 3.0}, {"kill": 1.0}, {"kill": 2.0}], {"kill": 2.0}),
+        ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 2.5, "failed": ["late"]}),
+        ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["OSError: away"]}),
+        ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
+        ([OSError("1"), OSError("2"), OSError("3")], {"no": "OSError: 3"}),
+    ],
+    ids=["median", "one late", "one broken", "stalled", "all broken"],
+)
+async def test_rounds_that_fail_are_told(
+    told: list[dict[str, float] | Exception], found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measures, "kill", rounds(*told))
+    options = argparse.Namespace(runs=None, rounds=3, held=1.0)
+    result = await bench.one_measure(field.peers()[0], "kill", {}, tmp_path, options)
+    assert {key: value for key, value in result.items() if key not in ("at", "commit", "versions", "rounds")} == found
+
+
+def test_notes_tell_why_not_and_what_failed() -> None:
+    peer = replace(field.peers()[0], remarks={"kill": "as it is.", "due": "so it is."})
+    measured = {"kill": {"no": "never\nat all"}, "drain": {"drain 1": 5.0, "drain 2": 6.0, "failed": ["late"]}}
+    notes = report._notes({"peers": {peer.name: measured}}, peer)
+    assert notes == {"kill": "no: never (as it is.)", "due": "so it is.", "drain": "1 of the rounds failed: late"}
 
 
 def test_what_handlers_did_is_read_from_outside(tmp_path: Path) -> None:

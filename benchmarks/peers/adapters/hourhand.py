@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import datetime
 
+from benchmarks import population
 from benchmarks.peers import kit
 from hourhand import Hourhand
 
@@ -54,9 +55,9 @@ class HourhandPeer(kit.Peer):
         _run("worker", "--app", MODULE, "--log-level", "warning")
 
     async def register(self, count: int, at: datetime) -> None:
-        schedule = f"0 {kit.cron_of(at)}"
         await app.jobs.add_many(
-            {"name": name, "task": "stamp", "schedule": schedule, "payload": {"n": n}} for name, n in kit.numbered(count)
+            {"name": name, "task": "stamp", "schedule": population.at(at, n), "payload": {"n": n}}
+            for name, n in kit.numbered(count)
         )
 
     def work_schedules(self, count: int, at: datetime) -> None:

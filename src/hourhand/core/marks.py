@@ -4,8 +4,8 @@ Claimed rows leave dead entries at the front of the lane's index, and under some
 transaction they stay. A claim that starts at the mark steps over them. Three things keep it
 from stepping over a live row: the mark trails behind what was claimed by a guard, for
 transactions that took their number early and commit late; a wake-up that names a lower place
-lowers it; and a sweep from the very start, by a claim or a survey, finds whatever is left every
-few seconds.
+lowers it; and a sweep from the very start, by a claim or a survey, finds whatever is left: every
+few seconds, or where that takes long, as often as it may for its share of the time.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ AHEAD_UNTIL = 0.05
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be fired in one go, under the epochs that were held when it was planned."""
+    """What the table says is due, to be fired in one go under the epochs that were held when it was asked."""
 
     epochs: dict[int, int]
     plain: list[Planned] = field(default_factory=list)
@@ -143,15 +143,20 @@ class Firer:
     async def _fire_ahead(self, waiting: list[int]) -> None:
         """What was planned before and is in time; the rest stays in `waiting`."""
         ready = [planned for hint in waiting if (planned := self._ahead.pop(hint, None)) is not None]
-        for begin in range(0, len(ready), self._batch):
-            now = self._node.clock.now()
-            part = [one for one in ready[begin : begin + self._batch] if _in_time(one, now)]
-            moved = await self._fire_plain(dict(self._elector.held), part) if part else {}
-            self._fired(moved)
-            for one in part:
-                if one.id in moved:
-                    self._again(one, True)
-            waiting[:] = [hint for hint in waiting if hint not in moved]
+        place, fired = 0, set[int]()
+        try:
+            while place < len(ready):
+                now, some = self._node.clock.now(), ready[place : place + self._batch]
+                place += len(some)
+                if part := [one for one in some if _in_time(one, now)]:
+                    moved = await self._fire_plain(dict(self._elector.held), part)
+                    fired |= moved.keys()
+                    for one in part:
+                        if one.id in moved:
+                            self._again(one, True)
+                    self._fired(moved)
+        finally:
+            waiting[:] = [hint for hint in waiting if hint not in fired]
 
     async def fire_all(self, waiting: list[int]) -> None:
         """Fire what is due among these, and put each back for its next time. While the database fires one batch, the next

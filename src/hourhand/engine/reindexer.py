@@ -20,6 +20,8 @@ log = structlog.get_logger("hourhand.reindexer")
 MEBIBYTE = 2**20
 AT_MOST_EVERY = 3_600.0
 AFTER_FAILURE = 900.0
+STALE = 400.0
+"""Seconds after which a look says nothing any more of what was open a little while ago: another node had the duty since."""
 
 
 class Reindexer:
@@ -28,6 +30,7 @@ class Reindexer:
         self._least = mebibytes * MEBIBYTE
         self._before: int | None = None
         """The next transaction's number at the last look."""
+        self._looked_at = 0.0
         self._not_before: dict[str, float] = {}
 
     async def run_once(self) -> None:
@@ -42,8 +45,9 @@ class Reindexer:
             await self._gateway.close()
 
     async def _look(self) -> None:
-        since = self._before
-        self._before, _ = await self._gateway.horizon()
+        now = Clock.monotonic()
+        since = self._before if now - self._looked_at < STALE else None
+        self._before, self._looked_at = (await self._gateway.horizon())[0], now
         for one in await self._gateway.outgrown(self._least):
             if not one.valid:
                 await self._rebuild(one)

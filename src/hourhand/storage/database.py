@@ -144,21 +144,16 @@ class Database:
         """Start the embedded server if it is ours, probe for a pooler, refuse a strange schema."""
         if self.embedded and self._embedded is None:
             await self._start_embedded()
-        connection = await self._probe()
+        connection = await self._connect(self._url, {}, cache=False)
         try:
+            # A pooler invents the backend's number that it tells its clients.
+            self.pooler = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
             if self.embedded and migrate_embedded:
                 await migrate(connection, self.schema)
             elif check:
                 await check_version(connection, self.schema)
         finally:
             await connection.close()
-
-    async def _probe(self) -> asyncpg.Connection:
-        # A pooler invents the backend's number that it tells its clients.
-        connection = await self._connect(self._url, {}, cache=False)
-        actual = int(await connection.fetchval("SELECT pg_backend_pid()"))
-        self.pooler = actual != connection.get_server_pid()
-        return connection
 
     async def _start_embedded(self) -> None:
         """Not to be left half-way: whoever is interrupted here still knows that there is a server to stop."""

@@ -42,19 +42,23 @@ duty AS (
     WHERE NOT EXISTS (SELECT FROM holder WHERE CASE WHEN ours THEN fresh ELSE alive END)
     ON CONFLICT (name) DO UPDATE SET node = excluded.node, until = excluded.until
     WHERE d.node = excluded.node OR NOT EXISTS (SELECT FROM holder WHERE alive AND NOT ours)
-    RETURNING true)
-SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fresh) AS held,
-       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM hourhand.delayed WHERE due_at < 'infinity') AS next_in,
-       EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
-           OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
-           OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now()) AS expired,
-       EXISTS (SELECT FROM hourhand.nodes n
-               CROSS JOIN LATERAL (SELECT FROM hourhand.running r WHERE r.worker_id = n.id LIMIT 1) AS held
-               WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans,
+    RETURNING true),
+mine AS MATERIALIZED (SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fresh) AS held)
+-- Only who holds it looks: beside a long transaction there are dead rows to walk over.
+SELECT held,
+       CASE WHEN held THEN (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8
+                            FROM hourhand.delayed WHERE due_at < 'infinity') END AS next_in,
+       held AND (EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
+                 OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
+                 OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now())) AS expired,
+       held AND EXISTS (SELECT FROM hourhand.nodes n
+                        CROSS JOIN LATERAL (SELECT FROM hourhand.running r WHERE r.worker_id = n.id LIMIT 1) AS held
+                        WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans,
        ARRAY(SELECT n.id FROM hourhand.nodes n
              WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until < clock_timestamp()) AS silent,
        ARRAY(SELECT n.id FROM hourhand.nodes n
-             WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked;
+             WHERE n.stopped_at IS NULL AND n.died_at IS NULL AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked
+FROM mine;
 
 -- name: drop_duty
 DELETE FROM hourhand.duties WHERE name = $1 AND node = $2;

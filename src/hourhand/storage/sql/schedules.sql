@@ -53,8 +53,9 @@ WHERE s.next_run_at IS NOT NULL;
 -- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
 -- under the epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a
 -- schedule moves only from the very instant it was planned for, and only if the database's clock says it is due; the
--- ledger and the runs follow from what moved. (Rows are picked by ctid, so that the planner cannot read the whole table for
--- them; one that was changed meanwhile is compared again in its new version.)
+-- ledger and the runs follow from what moved. (Rows are picked by ctid, and compared in ways that no index is of use for, so
+-- that the planner never reads the whole table for them, however small it takes it to be; one that was changed meanwhile is
+-- compared again in its new version.)
 WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
@@ -67,8 +68,8 @@ picked AS MATERIALIZED (
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
     FROM picked AS planned
-    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.revision = planned.revision
-      AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id + 0 = planned.id AND s.revision = planned.revision
+      AND coalesce(s.next_run_at, 'infinity') = planned.due_at AND planned.due_at <= clock_timestamp()
     RETURNING s.id, planned.due_at, planned.epoch),
 chosen AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, j.*
@@ -127,8 +128,8 @@ picked AS MATERIALIZED (
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
     FROM picked AS planned
-    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.revision = planned.revision
-      AND s.next_run_at = planned.due_at AND planned.due_at <= clock_timestamp()
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id + 0 = planned.id AND s.revision = planned.revision
+      AND coalesce(s.next_run_at, 'infinity') = planned.due_at AND planned.due_at <= clock_timestamp()
     RETURNING s.id, planned.due_at, planned.epoch),
 instants AS MATERIALIZED (
     SELECT m.id AS schedule_id, m.due_at, m.epoch, given.at
@@ -222,7 +223,8 @@ picked AS MATERIALIZED (
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.after_
     FROM picked AS planned
-    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id = planned.id AND s.next_run_at = planned.before_
+    WHERE s.ctid = ANY (ARRAY(SELECT place FROM picked)) AND s.id + 0 = planned.id
+      AND coalesce(s.next_run_at, 'infinity') = planned.before_
     RETURNING s.id, planned.before_, planned.after_),
 noted AS (
     INSERT INTO hourhand.decisions (job_id, scheduled_at, until, count, outcome, reason)
