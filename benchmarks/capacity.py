@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from benchmarks import observe, population, servers
-from benchmarks.product import PROJECT, environment
+from benchmarks.product import PROJECT, environment, stop
 from hourhand import Hourhand
 from hourhand.storage.migrate import migrate
 
@@ -84,13 +83,7 @@ class Capacity:
             cwd=PROJECT,
             env=environment(self.url, SCHEMA),
         )
-
-        def stop() -> None:
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-        stack.callback(stop)
+        stack.callback(stop, process)
         return process
 
     async def register(self, app: Hourhand) -> None:

@@ -26,6 +26,13 @@ def environment(url: str, schema: str) -> dict[str, str]:
     return {**os.environ, "HOURHAND_DATABASE_URL": url, "HOURHAND_SCHEMA": schema}
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """At once: the second signal does not wait for handlers."""
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+
+
 @contextlib.asynccontextmanager
 async def workers(
     url: str, schema: str, sql: asyncpg.Connection, processes: int, *options: str, **settings: str
@@ -42,9 +49,7 @@ async def workers(
             await asyncio.sleep(0.02)
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        stop(process)
 
 
 async def drain(

@@ -8,12 +8,11 @@ import asyncio
 import json
 import random
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import observe, servers
-from benchmarks.product import PROJECT, environment
+from benchmarks import observe, product, servers
 from hourhand import Hourhand
 from hourhand.storage.migrate import migrate
 
@@ -117,53 +115,40 @@ async def soak(url: str, options: argparse.Namespace, progress: Progress) -> lis
     sql = await asyncpg.connect(url)
     await migrate(sql, SCHEMA)
     ports = [servers.free_port() for _ in range(2)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.jobs:app", "--log-level", "error", "--metrics-port", str(port)],
-            cwd=PROJECT, env=environment(url, SCHEMA),
-        )
-        for port in ports
-    ]  # fmt: skip
     samples: list[Sample] = []
     held: asyncpg.Connection | None = None
     seconds, first, last = 60 * options.minutes, 60 * options.hold_from, 60 * (options.hold_from + options.hold)
-    try:
-        while await sql.fetchval(f"SELECT count(*) FROM {SCHEMA}.nodes WHERE session") < len(workers):
-            assert all(one.poll() is None for one in workers), "a worker ended"
-            await asyncio.sleep(0.1)
-        async with Hourhand(url, schema=SCHEMA) as app:
-            asked, stop = [0], asyncio.Event()
-            watch = Watch(sql, ports, asked)
-            loading = asyncio.create_task(load(app, options.rate, asked, stop))
-            task = progress.add_task("", total=seconds)
-            while not samples or samples[-1].at < seconds:
-                await asyncio.sleep(EVERY)
-                if loading.done():
-                    loading.result()
-                assert all(one.poll() is None for one in workers), "a worker ended"
-                samples.append(one := await watch.look(held is not None))
-                if held is None and first <= one.at < last:
-                    held = await asyncpg.connect(url)
-                    await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                    await held.execute("SELECT txid_current()")
-                elif held is not None and one.at >= last:
-                    await held.execute("ROLLBACK")
-                    await held.close()
-                    held = None
-                state = "a transaction is held open" if held else "no long transaction"
-                progress.update(
-                    task, completed=one.at,
-                    description=f"{state}: {one.done:,.0f} runs/s, claim {one.claim:.2f} ms, {one.size:,.0f} MiB, {one.dead:,} dead rows",
-                )  # fmt: skip
-            stop.set()
-            await loading
-    finally:
-        for process in workers:
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)
-        for process in workers:
-            process.wait(60)
-        await sql.close()
+    async with AsyncExitStack() as stack:
+        fleet = [
+            await stack.enter_async_context(product.workers(url, SCHEMA, sql, 1, "--metrics-port", str(port))) for port in ports
+        ]
+        app = await stack.enter_async_context(Hourhand(url, schema=SCHEMA))
+        asked, stop = [0], asyncio.Event()
+        watch = Watch(sql, ports, asked)
+        loading = asyncio.create_task(load(app, options.rate, asked, stop))
+        task = progress.add_task("", total=seconds)
+        while not samples or samples[-1].at < seconds:
+            await asyncio.sleep(EVERY)
+            if loading.done():
+                loading.result()
+            assert all(one.poll() is None for one in fleet), "a worker ended"
+            samples.append(one := await watch.look(held is not None))
+            if held is None and first <= one.at < last:
+                held = await asyncpg.connect(url)
+                await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                await held.execute("SELECT txid_current()")
+            elif held is not None and one.at >= last:
+                await held.execute("ROLLBACK")
+                await held.close()
+                held = None
+            state = "a transaction is held open" if held else "no long transaction"
+            progress.update(
+                task, completed=one.at,
+                description=f"{state}: {one.done:,.0f} runs/s, claim {one.claim:.2f} ms, {one.size:,.0f} MiB, {one.dead:,} dead rows",
+            )  # fmt: skip
+        stop.set()
+        await loading
+    await sql.close()
     return samples
 
 
