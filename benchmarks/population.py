@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -47,21 +47,23 @@ def jobs(first: int, beyond: int) -> Iterator[dict[str, Any]]:
         yield {"name": f"job-{n}", "task": "noop", "schedule": schedule, "timezone": zone, "payload": {"n": n}}
 
 
-def _days(n: int, *always: int) -> str:
-    """Set number n of 16 million sets of days of the month that have these in them."""
-    others = [day for day in range(1, 29) if day not in always][:24]
-    return ",".join(map(str, sorted({*always, *(day for bit, day in enumerate(others) if n >> bit & 1)})))
+def _some(n: int, always: set[int], others: Iterable[int]) -> str:
+    """A list of values as a field has it: these always, and of the others those whose bit is set."""
+    return ",".join(map(str, sorted(always | {value for bit, value in enumerate(others) if n >> bit & 1})))
 
 
 def at(due: datetime, n: int) -> str:
-    """Expression number n of those that are due at this instant, in UTC."""
-    return f"{due.second} {due.minute} {due.hour} {_days(n, due.day)} * *"
+    """Expression number n of those that are due at this instant, in UTC, and not again for some hours."""
+    hours = _some(n % 1024, {due.hour}, [(due.hour + ahead) % 24 for ahead in range(8, 18)])
+    days = _some(n // 1024, {due.day}, [day for day in range(1, 29) if day != due.day])
+    return f"{due.second} {due.minute} {hours} {days} * *"
 
 
 def often(n: int) -> str:
     """Expression number n of those that are due every ten seconds, today and tomorrow."""
     today = datetime.now(UTC)
-    days = _days(n // 10, today.day, (today + timedelta(days=1)).day)
+    always = {today.day, (today + timedelta(days=1)).day}
+    days = _some(n // 10, always, [day for day in range(1, 29) if day not in always])
     return f"{_stepped(n % 10, 10, 60)} * * {days} * *"
 
 

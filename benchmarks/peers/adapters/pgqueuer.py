@@ -14,7 +14,7 @@ from pgqueuer.queries import Queries
 
 from benchmarks.peers import kit
 
-BATCH = 100
+BATCH = 300
 HEARTBEAT_TIMEOUT, DEQUEUE_TIMEOUT = timedelta(seconds=5), timedelta(seconds=1)
 
 

@@ -263,9 +263,17 @@ class _Fields:
 
 @lru_cache(maxsize=65_536)
 def _fields(expression: str) -> _Fields:
-    parsed = _parsed(expression)
-    hours, minutes, seconds = (tuple(sorted(one)) for one in (parsed.hours, parsed.minutes, parsed.seconds))
-    return _Fields(hours, minutes, seconds, frozenset(parsed.months), parsed.match_day)
+    """Put together from fields that were read before: there are millions of expressions, and few fields that they are made of."""
+    *times, day, month, weekday = expression.split()
+    days = _parsed(f"0 0 {day} {month} {weekday}")
+    seconds = _values("seconds", times[0]) if len(times) == 3 else (0,)
+    return _Fields(_values("hours", times[-1]), _values("minutes", times[-2]), seconds, frozenset(days.months), days.match_day)
+
+
+@lru_cache(maxsize=16_384)
+def _values(unit: str, field: str) -> tuple[int, ...]:
+    parsed = _parsed({"hours": "0 {} * * *", "minutes": "{} 0 * * *", "seconds": "{} 0 0 * * *"}[unit].format(field))
+    return tuple(sorted(getattr(parsed, unit)))
 
 
 @lru_cache(maxsize=65_536)
