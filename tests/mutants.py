@@ -62,7 +62,7 @@ NOTHING_UNIQUE = (
     (SCHEDULES, "    PRIMARY KEY (schedule_id, scheduled_at)\n", "    CHECK (count > 0)\n"),
 )
 LOCAL_CLOCK = (
-    ("src/hourhand/storage/schedules.py", "*row[7:])", "*row[7:9], Clock().instant(), row[10])"),
+    ("src/hourhand/storage/schedules.py", "*row[7:])", "*row[7:9], Clock().instant(), *row[10:])"),
     (
         "src/hourhand/storage/schedules.py",
         "from hourhand.core.schedule import Schedule",
@@ -180,7 +180,9 @@ MUTANTS = [
     Mutant("fleet: nothing makes a firing unique", FIRING, *NO_EPOCH, FLEET, also=NOTHING_UNIQUE),
     Mutant("ahead: a plan is good for ever", f"{ENGINE}/firer.py", "return 0 <= now - one.due_at.timestamp() < ON_TIME and", "return True or", "tests/db/test_ahead.py -k too_late"),
     Mutant("ahead: nothing is planned", f"{ENGINE}/firer.py", "        if self._ahead:\n            await self._fire_ahead(waiting)\n", "", "tests/db/test_ahead.py -k at_its_time"),
-    Mutant("ahead: steps of another size", f"{ENGINE}/firer.py", "                place += len(some)\n", "                place += BATCH\n", "tests/db/test_ahead.py -k change_their_size"),
+    Mutant("ahead: a mountain in one statement", f"{ENGINE}/firer.py", "total + one.jobs > RUNS_AT_ONCE or ", "", "tests/db/test_ahead.py -k mountain"),
+    Mutant("jobs are not counted", FIRING, "LIMIT $2) AS first_ones) AS jobs", "LIMIT least($2, 1)) AS first_ones) AS jobs", "tests/db/test_ahead.py -k mountain"),
+    Mutant("late: a mountain in one statement", f"{ENGINE}/firer.py", "len(instants) * max(1, one.jobs)", "len(instants)", "tests/db/test_ahead.py -k mountain"),
     Mutant("ahead: the fence is not asked", FIRING, NO_EPOCH[0], NO_EPOCH[1], "tests/db/test_ahead.py -k shard_that_is_lost", every=True),
     Mutant("ahead: full minutes are forgotten", "src/hourhand/core/wheel.py", "            slots.append(self._minutes[at // SECONDS % MINUTES])\n", "            pass\n", "tests/unit/test_wheel.py -k upcoming"),
     Mutant("a survey always begins at the start", f"{ENGINE}/claimer.py", "lows[lane] = self._mark(lane).start(began)", "lows[lane] = 0", "tests/db/test_claim.py -k begins_at_the_marks"),

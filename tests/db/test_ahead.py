@@ -20,12 +20,12 @@ pytestmark = pytest.mark.once
 
 
 class Ahead:
-    """A scheduler that does nothing by itself, and a job that is due in a moment, for which it has a plan; and others if wanted."""
+    """A scheduler that does nothing by itself, and a job that is due in a moment, for which it has a plan; and more like it if wanted."""
 
     def __init__(self, app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
         self._app, self._sql, self._schema = app, sql, schema
 
-    async def prepare(self, others: int = 0, **options: Any) -> None:
+    async def prepare(self, more: int = 0, **options: Any) -> None:
         self.scheduler = Scheduler(await self._app._database(), self._app.settings)
         await self.scheduler.node.start()
         await self.scheduler.elector.run_once()
@@ -35,13 +35,10 @@ class Ahead:
             schedule = f"{self.due.second} {self.due.minute} * * * *"
             await self._app.jobs.add("one", task="noop", schedule=schedule, replace=True, **options)
             self.schedule: int = await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = 'one'")
-            self.hints = [self.schedule]
-            for n in range(1, others + 1):
-                schedule = f"{self.due.second} {self.due.minute},{(self.due.minute + n) % 60} * * * *"
-                await self._app.jobs.add(f"other-{n}", task="noop", schedule=schedule, replace=True)
-                self.hints.append(
-                    await self._sql.fetchval(f"SELECT schedule_id FROM {self._schema}.jobs WHERE name = $1", f"other-{n}")
-                )
+            names = (f"{self.due.second}-{n}" for n in range(more))
+            await self._app.jobs.add_many({"name": name, "task": "noop", "schedule": schedule, **options} for name in names)
+            due = await self._sql.fetch(f"SELECT id FROM {self._schema}.schedules WHERE next_run_at = $1", self.due)
+            self.hints = [row[0] for row in due]
             self.scheduler.firer.wheel = TimingWheel(int(self.due.timestamp()) - 1)
             for hint in self.hints:
                 self.scheduler.firer.wheel.insert(hint, int(self.due.timestamp()))
@@ -98,27 +95,31 @@ async def test_at_its_time_it_is_fired_and_nothing_else(
     assert await ahead.runs() == 1, "a hint that comes again finds nothing"
 
 
-@pytest.mark.parametrize(("first", "later"), [(8, 2_000), (20, 8)])
-async def test_each_is_sent_once_though_the_batches_change_their_size(
-    ahead: Ahead, app: Hourhand, monkeypatch: pytest.MonkeyPatch, first: int, later: int
+@pytest.mark.parametrize("how", ["ahead", "when it is due", "late"])
+async def test_a_mountain_is_made_in_parts(
+    ahead: Ahead, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("hourhand.engine.firer.ON_TIME", 60.0)
-    monkeypatch.setattr("hourhand.engine.firer.RUNS_AT_ONCE", later)
-    await ahead.prepare(others=44)
+    for name, value in (("ON_TIME", 60.0), ("RUNS_AT_ONCE", 10), ("MOST_INSTANTS", 10), ("BATCH", 64)):
+        monkeypatch.setattr(f"hourhand.engine.firer.{name}", value)
+    await ahead.prepare(more=1_000, **({"misfire_grace": 0.5, "missed_window": "RUN_ONCE"} if how == "late" else {}))
     firer = ahead.scheduler.firer
-    firer._batch = first
-    fire, sent = firer._gateway.fire, list[list[int]]()
+    if how != "ahead":
+        firer._ahead.clear()
+    rows = await sql.fetch(f"SELECT schedule_id, count(*) FROM {schema}.jobs GROUP BY 1")
+    jobs, sent = {row[0]: row[1] for row in rows}, list[list[int]]()
+    statement = "fire_late" if how == "late" else "fire"
+    fire = getattr(firer._gateway, statement)
 
-    async def watched(node: int, epochs: dict[int, int], planned: list[Planned]) -> dict[int, int]:
+    async def watched(node: int, epochs: dict[int, int], planned: list[Planned], *rest: Any, **more: Any) -> Any:
         sent.append([one.id for one in planned])
-        return await fire(node, epochs, planned)
+        return await fire(node, epochs, planned, *rest, **more)
 
-    monkeypatch.setattr(firer._gateway, "fire", watched)
-    async with without_a_look(app):
-        await ahead.fire()
-    assert [one for part in sent for one in part] == ahead.hints
-    assert [len(part) for part in sent] == ([8, 37] if later > first else [20, 8, 8, 8, 1])
-    assert await ahead.runs() == 45
+    monkeypatch.setattr(firer._gateway, statement, watched)
+    await ahead.fire(late=1.5 if how == "late" else 0)
+    assert sorted(one for part in sent for one in part) == sorted(ahead.hints), "each once"
+    assert all(len(part) == 1 or sum(jobs[one] for one in part) <= 10 for part in sent), "none starts before all are made"
+    assert any(len(part) > 1 for part in sent)
+    assert await ahead.runs() == 1_001
 
 
 @pytest.mark.parametrize("change", ["paused", "deleted", "moved"])

@@ -82,7 +82,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
         },
     ),
     "near_schedules": ("'{1,2,3}', 60", {"schedules": "schedules_due: shard next_run_at"}),
-    "hinted_schedules": ("'{1,2,3}'", FIRED),
+    "hinted_schedules": ("'{1,2,3}', 100", FIRED),
     "fire": (DUE, FIRED),
     "fire_late": (f"{DUE}, '{{1,2}}', '{{2030-01-01,2030-01-01}}', 10, true", FIRED),
     "zoned_schedules": (

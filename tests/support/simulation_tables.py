@@ -212,7 +212,7 @@ class Tables:
             if one.shard in mine and one.next_run_at is not None and one.next_run_at <= horizon
         ]
 
-    def hinted_schedules(self, hints: Iterable[int]) -> list[Row]:
+    def hinted_schedules(self, hints: Iterable[int], most_jobs: int) -> list[Row]:
         present, found = self.clock(), list[Row]()
         for hint in hints:
             row = self.schedules.get(hint)
@@ -223,7 +223,8 @@ class Tables:
                 patience = min((job.misfire_grace for job in self.jobs_of[row.id].values()), default=None)
             one = row.schedule
             known = (one.kind, one.expression, one.timezone, one.dst, one.anchor)
-            found.append((row.id, row.shard, *known, row.next_run_at, row.revision, present, patience))
+            jobs = min(most_jobs, len(self.jobs_of[row.id]))
+            found.append((row.id, row.shard, *known, row.next_run_at, row.revision, present, patience, jobs))
         return found
 
     # Firing

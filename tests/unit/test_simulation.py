@@ -125,8 +125,8 @@ class EpochStays(Database):
 class WheelTrusted(Database):
     """What the wheel gives out is due."""
 
-    def hinted_schedules(self, hints: Iterable[int]) -> list[Row]:
-        return [(*row[:9], max(row[9], row[7]), row[10]) for row in super().hinted_schedules(hints)]
+    def hinted_schedules(self, hints: Iterable[int], most_jobs: int) -> list[Row]:
+        return [(*row[:9], max(row[9], row[7]), *row[10:]) for row in super().hinted_schedules(hints, most_jobs)]
 
     def may_move(self, row: ScheduleRow, one: Planned) -> bool:
         return row.revision == one.revision and row.next_run_at == one.due_at

@@ -31,6 +31,7 @@ AGAIN = 60.0
 """Seconds after which a schedule that cannot be read here is tried again."""
 BATCH = 2_000
 RUNS_AT_ONCE = 20_000
+"""Runs that one statement makes, if they are of several schedules: none of them starts before it commits."""
 MOST_INSTANTS = 10_000
 BLOCKED_AT_ONCE = 10
 LOCK_TIMEOUT = 0.3
@@ -54,15 +55,28 @@ class Plan:
     """Late ones that missed so much that somebody should hear of it."""
 
     def late_parts(self, alone: set[int]) -> Iterator[tuple[int, int]]:
-        """Slices of `late` with a bounded number of instants each; those in `alone`, at the end, one by one."""
+        """Slices of `late` with a bounded number of runs each, if every job wants all of them; those in `alone`, at the end, one by one."""
         begin = total = 0
         for place, (one, instants) in enumerate(self.late):
-            if total and (total + len(instants) > MOST_INSTANTS or one.id in alone):
+            runs = len(instants) * max(1, one.jobs)
+            if total and (total + runs > MOST_INSTANTS or one.id in alone):
                 yield begin, place
                 begin, total = place, 0
-            total += len(instants)
+            total += runs
         if total:
             yield begin, len(self.late)
+
+
+def parts(planned: list[Planned]) -> Iterator[list[Planned]]:
+    """Whether a schedule has one job or thousands, about as many runs in each."""
+    begin = total = 0
+    for place, one in enumerate(planned):
+        if place > begin and (total + one.jobs > RUNS_AT_ONCE or place - begin == BATCH):
+            yield planned[begin:place]
+            begin, total = place, 0
+        total += one.jobs
+    if begin < len(planned):
+        yield planned[begin:]
 
 
 def _in_time(one: Planned, now: float) -> bool:
@@ -82,7 +96,6 @@ class Firer:
         self.wheel = TimingWheel(int(node.clock.now()))
         self.on_start: Callable[[], None] = lambda: None
         """The wheel is empty: what is near must be hinted at again."""
-        self._batch = BATCH
         self._ahead: dict[int, Planned] = {}
         """What the next second will bring, as it was planned before it began."""
         self._blocked: set[int] = set()
@@ -135,26 +148,24 @@ class Firer:
         for begin in range(0, len(hints), AHEAD_AT_ONCE):
             if self._node.clock.now() > begins - AHEAD_UNTIL:
                 break
-            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE]):
+            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE], RUNS_AT_ONCE):
                 if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= begins:
                     with contextlib.suppress(InvalidSchedule):
-                        self._ahead[one.id] = Planned(one.id, one.due_at, one.schedule.next_after(one.due_at), one.revision)
+                        self._ahead[one.id] = one.to(one.schedule.next_after(one.due_at))
 
     async def _fire_ahead(self, waiting: list[int]) -> None:
         """What was planned before and is in time; the rest stays in `waiting`."""
         ready = [planned for hint in waiting if (planned := self._ahead.pop(hint, None)) is not None]
-        place, fired = 0, set[int]()
+        fired = set[int]()
         try:
-            while place < len(ready):
-                now, some = self._node.clock.now(), ready[place : place + self._batch]
-                place += len(some)
-                if part := [one for one in some if _in_time(one, now)]:
-                    moved = await self._fire_plain(dict(self._elector.held), part)
+            for part in parts(ready):
+                now = self._node.clock.now()
+                if punctual := [one for one in part if _in_time(one, now)]:
+                    moved = await self._fire_plain(dict(self._elector.held), punctual)
                     fired |= moved.keys()
-                    for one in part:
+                    for one in punctual:
                         if one.id in moved:
                             self._again(one, True)
-                    self._fired(moved)
         finally:
             waiting[:] = [hint for hint in waiting if hint not in fired]
 
@@ -167,7 +178,7 @@ class Firer:
         held: list[int] = []
         try:
             while waiting:
-                hints = waiting[: self._batch]
+                hints = waiting[:BATCH]
                 plan = await self.plan(hints)
                 if under_way is not None:
                     await under_way
@@ -188,7 +199,7 @@ class Firer:
     async def plan(self, hints: Sequence[int]) -> Plan:
         """What the table says about these: due and in time, late, or not yet."""
         plan, blocked = Plan(dict(self._elector.held)), list[Hinted]()
-        for one in await self._planner.hinted_schedules(hints):
+        for one in await self._planner.hinted_schedules(hints, RUNS_AT_ONCE):
             if one.shard not in plan.epochs:
                 self._blocked.discard(one.id)
                 continue
@@ -211,11 +222,11 @@ class Firer:
             next_at = one.schedule.next_after(one.due_at)
             late = (one.present - one.due_at).total_seconds()
             if (next_at is None or next_at > one.present) and (one.patience is None or late <= one.patience):
-                plan.plain.append(Planned(one.id, one.due_at, next_at, one.revision))
+                plan.plain.append(one.to(next_at))
                 return
             missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)
             last = missed[-1] if missed else one.due_at
-            planned = Planned(one.id, one.due_at, one.schedule.next_after(last), one.revision)
+            planned = one.to(one.schedule.next_after(last))
         except InvalidSchedule as error:
             # A zone that this machine's tzdata does not have yet, perhaps. Everybody else's schedules go on.
             log.error("schedule.unreadable", schedule=one.id, error=str(error), meaning="it is not fired here; upgrade tzdata")
@@ -227,12 +238,11 @@ class Firer:
 
     async def _carry_out(self, plan: Plan) -> None:
         refused = 0
-        if plan.plain:
-            moved = await self._fire_plain(plan.epochs, plan.plain)
-            for planned in plan.plain:
+        for part in parts(plan.plain):
+            moved = await self._fire_plain(plan.epochs, part)
+            for planned in part:
                 self._again(planned, planned.id in moved)
-            refused += sum(one.id not in moved and one.id not in self._blocked for one in plan.plain)
-            self._fired(moved)
+            refused += sum(one.id not in moved and one.id not in self._blocked for one in part)
         plan.late.sort(key=lambda one: one[0].id in self._blocked)
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
@@ -240,12 +250,6 @@ class Firer:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self._node.id,
                         meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
-
-    def _fired(self, moved: dict[int, int]) -> None:
-        if moved:
-            self._measures.fired += sum(moved.values())
-            # About as many runs in each statement, whether a schedule has one job or thousands.
-            self._batch = int(min(BATCH, max(8, RUNS_AT_ONCE * len(moved) / max(1, sum(moved.values())))))
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
         together = [one for one in plain if one.id not in self._blocked]
@@ -267,6 +271,7 @@ class Firer:
                 self._block(one)
             except StatementRefused:
                 log.error("firing.twice", schedule=one.id, at=one.due_at.isoformat(), meaning="it has been fired already")
+        self._measures.fired += sum(moved.values())
         return moved
 
     def _block(self, one: Planned) -> None:

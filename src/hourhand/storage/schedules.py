@@ -30,6 +30,11 @@ class Hinted:
     present: datetime
     patience: float | None
     """Of one that is late: how late the strictest of its jobs may fire before that counts as missed."""
+    jobs: int
+    """How many it has; of very many, so many at least."""
+
+    def to(self, next_at: datetime | None) -> Planned:
+        return Planned(self.id, self.due_at, next_at, self.revision, self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Planned:
     due_at: datetime
     next_at: datetime | None
     revision: int = 0
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,10 @@ class ScheduleGateway:
     async def near_schedules(self, shards: Sequence[int], seconds: float) -> list[tuple[int, int, float]]:
         return [(row[0], row[1], row[2]) for row in await self._link.fetch("near_schedules", shards, seconds)]
 
-    async def hinted_schedules(self, hints: Sequence[int]) -> list[Hinted]:
+    async def hinted_schedules(self, hints: Sequence[int], most_jobs: int) -> list[Hinted]:
         return [
             Hinted(row[0], row[1], Schedule(*row[2:7]), *row[7:])
-            for row in await self._link.fetch("hinted_schedules", hints)
+            for row in await self._link.fetch("hinted_schedules", hints, most_jobs)
         ]  # fmt: skip
 
     async def fire(self, node: int, epochs: dict[int, int], planned: Sequence[Planned]) -> dict[int, int]:

@@ -40,11 +40,12 @@ CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
--- Of one that is late it also says how much lateness the strictest of its jobs puts up with. (Whether it is armed is asked
--- outside, lest the index of those be taken for the one to look in.)
+-- Of one that is late it also says how much lateness the strictest of its jobs puts up with; and of each, how many jobs it
+-- has, counted up to $2. (Whether it is armed is asked outside, lest the index of those be taken for the one to look in.)
 SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present,
        CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second'
-            THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience
+            THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience,
+       (SELECT count(*) FROM (SELECT FROM hourhand.jobs j WHERE j.schedule_id = s.id LIMIT $2) AS first_ones) AS jobs
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id LIMIT 1) AS s
 WHERE s.next_run_at IS NOT NULL;
