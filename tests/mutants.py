@@ -181,6 +181,7 @@ MUTANTS = [
     Mutant("ahead: a plan is good for ever", f"{ENGINE}/firer.py", "return 0 <= now - one.due_at.timestamp() < ON_TIME and", "return True or", "tests/db/test_ahead.py -k too_late"),
     Mutant("ahead: nothing is planned", f"{ENGINE}/firer.py", "        if self._ahead:\n            await self._fire_ahead(waiting)\n", "", "tests/db/test_ahead.py -k at_its_time"),
     Mutant("ahead: a mountain in one statement", f"{ENGINE}/firer.py", "total + one.jobs > RUNS_AT_ONCE or ", "", "tests/db/test_ahead.py -k mountain"),
+    Mutant("the mountain comes first", f"{ENGINE}/firer.py", "    planned = sorted(planned, key=lambda one: one.jobs)\n", "", "tests/db/test_ahead.py -k mountain"),
     Mutant("jobs are not counted", FIRING, "LIMIT $2) AS first_ones) AS jobs", "LIMIT least($2, 1)) AS first_ones) AS jobs", "tests/db/test_ahead.py -k mountain"),
     Mutant("late: a mountain in one statement", f"{ENGINE}/firer.py", "len(instants) * max(1, one.jobs)", "len(instants)", "tests/db/test_ahead.py -k mountain"),
     Mutant("ahead: the fence is not asked", FIRING, NO_EPOCH[0], NO_EPOCH[1], "tests/db/test_ahead.py -k shard_that_is_lost", every=True),

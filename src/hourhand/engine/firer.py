@@ -68,7 +68,8 @@ class Plan:
 
 
 def parts(planned: list[Planned]) -> Iterator[list[Planned]]:
-    """Whether a schedule has one job or thousands, about as many runs in each."""
+    """Whether a schedule has one job or thousands, about as many runs in each; the small ones first, which need not wait for a mountain."""
+    planned = sorted(planned, key=lambda one: one.jobs)
     begin = total = 0
     for place, one in enumerate(planned):
         if place > begin and (total + one.jobs > RUNS_AT_ONCE or place - begin == BATCH):
@@ -243,7 +244,7 @@ class Firer:
             for planned in part:
                 self._again(planned, planned.id in moved)
             refused += sum(one.id not in moved and one.id not in self._blocked for one in part)
-        plan.late.sort(key=lambda one: one[0].id in self._blocked)
+        plan.late.sort(key=lambda one: (one[0].id in self._blocked, one[0].jobs))
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
         if refused:
