@@ -35,6 +35,10 @@ OVERDUE = (
 """Whether some schedule should have fired before an instant; by its index, as there are millions."""
 
 
+def _so_far(path: Path) -> Path:
+    return PROJECT / "build" / f"{path.stem}-so-far.json"
+
+
 class Capacity:
     def __init__(self, url: str, postmaster: int, options: argparse.Namespace, progress: Progress) -> None:
         self.url, self.postmaster, self.options, self.progress = url, postmaster, options, progress
@@ -50,10 +54,10 @@ class Capacity:
         self.keep(**figures)
 
     def keep(self, **figures: Any) -> None:
-        """Written as they come: what ends a run of an hour early does not take them along."""
+        """Written as they come, beside the file that they will become: what ends a run of an hour early does not take them along."""
         self.figures.update(figures)
         if self.options.json:
-            self.options.json.write_text(json.dumps(self.figures, indent=1) + "\n")
+            _so_far(self.options.json).write_text(json.dumps(self.figures, indent=1) + "\n")
 
     def stage(self, description: str, total: float | None = None) -> TaskID:
         for task in self.progress.tasks:
@@ -278,6 +282,8 @@ def main() -> None:
     for row in bench.told:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 150).print(table)
+    if options.json:
+        _so_far(options.json).replace(options.json)
     if bench.missed:
         raise SystemExit(1)
 

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import asyncpg
 
+PROJECT = Path(__file__).parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def commit() -> str:
-    """Of the code that is measured."""
-    described = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    """Of the code that is measured; the figures themselves may have changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", "src", "benchmarks") else "")
 
 
 def stamp() -> dict[str, str]:

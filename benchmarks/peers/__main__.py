@@ -70,12 +70,12 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
             peer.prepare(BUILD)
         needed = {peer.server for peer in chosen}
         addresses = {name: stack.enter_context(getattr(servers, name)(scratch)).url for name in sorted(needed)}
+        results.setdefault("machine", {}).update(asyncio.run(machine(addresses)))
         for peer in chosen:
             kept = results["peers"].setdefault(peer.name, {})
             for name in options.measures:
                 progress.update(task, description=f"{peer.title}: {name}")
                 kept[name] = asyncio.run(one_measure(peer, name, addresses, scratch, options))
-                results.setdefault("machine", {}).update(asyncio.run(machine(addresses)))
                 options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                 progress.console.print(f"{peer.title}, {name}: {told(kept[name])}")
                 progress.advance(task)
@@ -102,11 +102,10 @@ async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch:
                 # Patience is long: who cannot do it once is not asked again.
                 return {**stamp, "no": str(stalled), **stalled.so_far}
             failed.append(str(stalled))
-        except (OSError, asyncpg.PostgresError, subprocess.SubprocessError, TypeError, ValueError) as error:
-            # One that breaks down must not take the hours of the others along.
+        except Exception as error:  # one that breaks down must not take the hours of the others along
             failed.append(f"{type(error).__name__}: {error}")
     if not rounds:
-        return {**stamp, "no": failed[-1]}
+        return {**stamp, "no": f"the bench broke down: {failed[-1]}"}
     if failed:
         stamp["failed"] = failed
     return {**stamp, "rounds": rounds, **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]}}

@@ -284,6 +284,8 @@ async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
                 await asyncio.sleep(seconds - window)
                 beside = await _rate(stage, workers, window)
             await sql.close()
+            if feeder.poll() is not None:
+                raise Stalled("what kept runs waiting has ended")
         finally:
             _end(feeder, signal.SIGKILL)
     return {"held before": before, "held beside": beside, "held ratio": beside / before}

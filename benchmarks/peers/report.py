@@ -130,7 +130,7 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
 
 
 def _commits(results: Results, peer: Peer) -> str:
-    return "commits " + ", ".join(sorted({one["commit"].removesuffix("-dirty") for one in results["peers"][peer.name].values()}))
+    return "commits " + ", ".join(sorted({one["commit"] for one in results["peers"][peer.name].values()}))
 
 
 def _notes(results: Results, peer: Peer) -> dict[str, str]:

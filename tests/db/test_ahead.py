@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from hourhand import Hourhand
+from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.wheel import TimingWheel
 from hourhand.engine.scheduler import Scheduler
 from hourhand.storage.schedules import Planned
@@ -46,12 +47,14 @@ class Ahead:
             if self.scheduler.firer._ahead.keys() == {*self.hints}:
                 return  # else the machine was slow, and its time came first
 
-    async def fire(self, late: float = 0.0) -> None:
-        async def passed() -> bool:
-            return bool(await self._sql.fetchval("SELECT clock_timestamp() > $1", self.due + timedelta(seconds=late)))
+    async def passed(self, late: float = 0.0) -> bool:
+        return bool(await self._sql.fetchval("SELECT clock_timestamp() > $1", self.due + timedelta(seconds=late)))
 
-        await until(passed, "its instant")
-        await self.scheduler.firer.fire_all(list(self.hints))
+    async def fire(self, late: float = 0.0) -> None:
+        await until(lambda: self.passed(late), "its instant")
+        waiting = list(self.hints)
+        while waiting:
+            await self.scheduler.firer.fire_all(waiting)
 
     async def runs(self) -> int:
         count: int = await self._sql.fetchval(f"SELECT count(*) FROM {self._schema}.ready WHERE scheduled_at = $1", self.due)
@@ -121,6 +124,51 @@ async def test_a_mountain_is_made_in_parts(
     order = [jobs[one] for part in sent for one in part]
     assert order == sorted(order), "the small ones first"
     assert await ahead.runs() == 1_001
+
+
+@pytest.mark.parametrize("how", ["ahead", "when it is due"])
+async def test_a_connection_that_is_lost_between_the_parts_loses_and_repeats_none(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for name, value in (("ON_TIME", 60.0), ("RUNS_AT_ONCE", 10)):
+        monkeypatch.setattr(f"hourhand.engine.firer.{name}", value)
+    await ahead.prepare(more=1_000)
+    firer = ahead.scheduler.firer
+    if how != "ahead":
+        firer._ahead.clear()
+    await until(ahead.passed, "its instant")
+    fire, times = firer._gateway.fire, 0
+
+    async def interrupted(node: int, epochs: dict[int, int], planned: list[Planned]) -> dict[int, int]:
+        nonlocal times
+        times += 1
+        if times == 3:
+            raise DatabaseUnavailable("cut off")
+        return await fire(node, epochs, planned)
+
+    monkeypatch.setattr(firer._gateway, "fire", interrupted)
+    waiting = list(ahead.hints)
+    with pytest.raises(DatabaseUnavailable):
+        await firer.fire_all(waiting)
+    assert 0 < await ahead.runs() < 1_001
+    while waiting:
+        await firer.fire_all(waiting)
+    assert await ahead.runs() == 1_001
+
+
+async def test_what_has_no_turn_while_its_plan_is_good_is_planned_again(ahead: Ahead, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RUNS_AT_ONCE", 10), ("GOOD_FOR", -1.0)):
+        monkeypatch.setattr(f"hourhand.engine.firer.{name}", value)
+    await ahead.prepare(more=1_000, misfire_grace=0.5, missed_window="SKIP")
+    ahead.scheduler.firer._ahead.clear()
+    await until(ahead.passed, "its instant")
+    waiting = list(ahead.hints)
+    await ahead.scheduler.firer.fire_all(waiting)
+    first = await ahead.runs()
+    assert 0 < first <= 10
+    assert len(waiting) > 200
+    await ahead.fire(late=1.5)
+    assert await ahead.runs() == first, "the others are too late now, and left out"
 
 
 @pytest.mark.parametrize("change", ["paused", "deleted", "moved"])

@@ -12,6 +12,7 @@ import pytest
 from hourhand import Context, Hourhand, NotPossible
 from hourhand.core import ids
 from hourhand.core.errors import LockTimeout
+from hourhand.engine.firer import Plan
 from hourhand.engine.scheduler import Scheduler
 from hourhand.storage.schedules import Late, Planned, ScheduleGateway
 from tests.db.test_firing import gateway, make_node
@@ -216,8 +217,9 @@ async def test_ends_and_firings_at_once_lose_nothing(bench: Bench, app: Hourhand
     assert await sql.fetchval(f"SELECT count(*) FROM {schema}.live") == 0
 
 
+@pytest.mark.parametrize("fired_late", [False, True], ids=["in time", "late"])
 async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
-    bench: Bench, app: Hourhand, url: str, sql: asyncpg.Connection, schema: str
+    bench: Bench, app: Hourhand, url: str, sql: asyncpg.Connection, schema: str, fired_late: bool
 ) -> None:
     """It holds the job's live row: the scheduler and the worker go on with everything else, and with this when it ends."""
 
@@ -236,6 +238,8 @@ async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
     plans = [await bench.planned("held"), await bench.planned("free")]
     assert set(await scheduler.firer._fire_plain(bench.epochs, plans)) == {plans[1].id}
     assert scheduler.firer._blocked == {plans[0].id}
+    late = Plan(0.0, bench.epochs, late=[(plans[0], [plans[0].due_at])])
+    assert await scheduler.firer._fire_late(late, 0, 1) == 0, "nobody refused it: it waits"
     async with working(app):
 
         async def others_end() -> bool:
@@ -250,7 +254,11 @@ async def test_somebodys_open_transaction_holds_up_only_the_job_it_triggers(
             return [state for state, _ in await bench.runs(held)] == ["succeeded", "succeeded"]
 
         await until(all_end, "the held one and the triggered one to end")
-    assert set(await scheduler.firer._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
+    assert scheduler.firer._blocked == {plans[0].id}
+    if fired_late:
+        assert await scheduler.firer._fire_late(late, 0, 1) == 0
+    else:
+        assert set(await scheduler.firer._fire_plain(bench.epochs, [plans[0]])) == {plans[0].id}
     assert scheduler.firer._blocked == set()
     await scheduler.firer.close()
 

@@ -128,7 +128,7 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
         ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 2.5, "failed": ["late"]}),
         ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["OSError: away"]}),
         ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
-        ([OSError("1"), OSError("2"), OSError("3")], {"no": "OSError: 3"}),
+        ([OSError("1"), OSError("2"), OSError("3")], {"no": "the bench broke down: OSError: 3"}),
     ],
     ids=["median", "one late", "one broken", "stalled", "all broken"],
 )

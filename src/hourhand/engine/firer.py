@@ -32,6 +32,10 @@ AGAIN = 60.0
 BATCH = 2_000
 RUNS_AT_ONCE = 20_000
 """Runs that one statement makes, if they are of several schedules: none of them starts before it commits."""
+MANY_JOBS = 1_000
+"""A schedule with so many or more is fired by itself; so they need not be counted any further."""
+GOOD_FOR = 0.5
+"""Seconds for which a plan is carried out. What has no turn in that time is looked up again: by then it may be late."""
 MOST_INSTANTS = 10_000
 BLOCKED_AT_ONCE = 10
 LOCK_TIMEOUT = 0.3
@@ -48,6 +52,7 @@ AHEAD_UNTIL = 0.05
 class Plan:
     """What the table says is due, to be fired in one go under the epochs that were held when it was asked."""
 
+    made_at: float
     epochs: dict[int, int]
     plain: list[Planned] = field(default_factory=list)
     late: list[tuple[Planned, list[datetime]]] = field(default_factory=list)
@@ -72,7 +77,7 @@ def parts(planned: list[Planned]) -> Iterator[list[Planned]]:
     planned = sorted(planned, key=lambda one: one.jobs)
     begin = total = 0
     for place, one in enumerate(planned):
-        if place > begin and (total + one.jobs > RUNS_AT_ONCE or place - begin == BATCH):
+        if place > begin and (total + one.jobs > RUNS_AT_ONCE or one.jobs >= MANY_JOBS or place - begin == BATCH):
             yield planned[begin:place]
             begin, total = place, 0
         total += one.jobs
@@ -131,6 +136,8 @@ class Firer:
             try:
                 await self.fire_all(waiting)
                 patience.reset()
+                if waiting:
+                    continue  # with what has become due meanwhile
             except DatabaseUnavailable as error:
                 if patience.first:
                     log.warning("firing.waiting", error=str(error), schedules=len(waiting))
@@ -149,7 +156,7 @@ class Firer:
         for begin in range(0, len(hints), AHEAD_AT_ONCE):
             if self._node.clock.now() > begins - AHEAD_UNTIL:
                 break
-            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE], RUNS_AT_ONCE):
+            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE], MANY_JOBS):
                 if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= begins:
                     with contextlib.suppress(InvalidSchedule):
                         self._ahead[one.id] = one.to(one.schedule.next_after(one.due_at))
@@ -172,22 +179,23 @@ class Firer:
 
     async def fire_all(self, waiting: list[int]) -> None:
         """Fire what is due among these, and put each back for its next time. While the database fires one batch, the next
-        is planned. Hints leave `waiting` as they are dealt with; what the database could not be asked about stays."""
+        is planned. Hints leave `waiting` as they are dealt with; what the database could not be asked about stays, and what
+        had no turn while its plan was good."""
         if self._ahead:
             await self._fire_ahead(waiting)
-        under_way: asyncio.Task[None] | None = None
-        held: list[int] = []
+        under_way: asyncio.Task[list[int]] | None = None
+        held, left = list[int](), list[int]()
         try:
             while waiting:
                 hints = waiting[:BATCH]
                 plan = await self.plan(hints)
                 if under_way is not None:
-                    await under_way
+                    left += await under_way
                 held = hints
                 del waiting[: len(hints)]
                 under_way = asyncio.create_task(self._carry_out(plan))
             if under_way is not None:
-                await under_way
+                left += await under_way
         except BaseException as error:
             if under_way is not None and not under_way.done():
                 if isinstance(error, asyncio.CancelledError):
@@ -196,11 +204,15 @@ class Firer:
             if under_way is not None and (under_way.cancelled() or under_way.exception() is not None):
                 waiting[:0] = held
             raise
+        finally:
+            waiting[:0] = left
 
     async def plan(self, hints: Sequence[int]) -> Plan:
         """What the table says about these: due and in time, late, or not yet."""
-        plan, blocked = Plan(dict(self._elector.held)), list[Hinted]()
-        for one in await self._planner.hinted_schedules(hints, RUNS_AT_ONCE):
+        plan, blocked = Plan(self._node.clock.now(), dict(self._elector.held)), list[Hinted]()
+        found = await self._planner.hinted_schedules(hints, MANY_JOBS)
+        self._blocked -= {*hints} - {one.id for one in found}  # whoever blocked them has deleted them
+        for one in found:
             if one.shard not in plan.epochs:
                 self._blocked.discard(one.id)
                 continue
@@ -237,9 +249,13 @@ class Firer:
         if len(missed) >= LARGE_CATCH_UP:
             plan.large[one.id] = one.schedule
 
-    async def _carry_out(self, plan: Plan) -> None:
-        refused = 0
-        for part in parts(plan.plain):
+    async def _carry_out(self, plan: Plan) -> list[int]:
+        """Returns those that had no turn while the plan was good; the first ones always have."""
+        refused, left = 0, list[int]()
+        for place, part in enumerate(parts(plan.plain)):
+            if place and self._node.clock.now() > plan.made_at + GOOD_FOR:
+                left += [one.id for one in part]
+                continue
             moved = await self._fire_plain(plan.epochs, part)
             for planned in part:
                 self._again(planned, planned.id in moved)
@@ -251,6 +267,7 @@ class Firer:
             self.refused += refused
             log.warning("firing.refused", schedules=refused, node=self._node.id,
                         meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
+        return left
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
         together = [one for one in plain if one.id not in self._blocked]
@@ -281,15 +298,17 @@ class Firer:
             log.warning("firing.blocked", schedule=one.id, at=one.due_at.isoformat(),
                         meaning="somebody's open transaction is changing one of its jobs; fired when that ends")  # fmt: skip
 
-    async def _fire_late(self, plan: Plan, begin: int, end: int) -> int:
+    async def _fire_late(self, plan: Plan, begin: int, end: int, *, impatient: bool = False) -> int:
         """How many were refused."""
         planned, instants = [one for one, _ in plan.late[begin:end]], [many for _, many in plan.late[begin:end]]
         names = any(one.id in plan.large for one in planned)
+        gateway = self._impatient if impatient or planned[0].id in self._blocked else self._gateway
         try:
-            late = await self._gateway.fire_late(self._node.id, plan.epochs, planned, instants, self._catch_up_rate, names=names)
+            late = await gateway.fire_late(self._node.id, plan.epochs, planned, instants, self._catch_up_rate, names=names)
+            self._blocked -= late.keys()
         except (LockTimeout, StatementRefused) as error:
             if len(planned) > 1:
-                return sum([await self._fire_late(plan, place, place + 1) for place in range(begin, end)])
+                return sum([await self._fire_late(plan, place, place + 1, impatient=True) for place in range(begin, end)])
             late = {}
             if isinstance(error, LockTimeout):
                 self._block(planned[0])
