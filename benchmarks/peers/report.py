@@ -118,7 +118,8 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     programs = (("postgresql", "PostgreSQL"), ("redis", "Redis"), ("python", "Python"), ("node", "Node.js"))
     named = ", ".join(f"{name} {machine[key].removeprefix('v')}" for key, name in programs if key in machine)
     days = sorted({one["at"][:10] for measured in results["peers"].values() for one in measured.values()})
-    yield f"{machine['cores']} cores, {named}; measured from {days[0]} to {days[-1]}.\n"
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    yield f"{machine['cores']} cores, {named}; measured {when}.\n"
     yield "| | version | server | settings |"
     yield "|---|---|---|---|"
     for peer in peers:

@@ -167,6 +167,7 @@ async def test_what_has_no_turn_while_its_plan_is_good_is_planned_again(ahead: A
     first = await ahead.runs()
     assert 0 < first <= 10
     assert len(waiting) > 200
+    assert ahead.scheduler.firer._look <= 10, "less is looked up at once from now on"
     await ahead.fire(late=1.5)
     assert await ahead.runs() == first, "the others are too late now, and left out"
 

@@ -32,7 +32,7 @@ AGAIN = 60.0
 BATCH = 2_000
 RUNS_AT_ONCE = 20_000
 """Runs that one statement makes, if they are of several schedules: none of them starts before it commits."""
-MANY_JOBS = 1_000
+MANY_JOBS = 2_000
 """A schedule with so many or more is fired by itself; so they need not be counted any further."""
 GOOD_FOR = 0.5
 """Seconds for which a plan is carried out. What has no turn in that time is looked up again: by then it may be late."""
@@ -102,6 +102,8 @@ class Firer:
         self.wheel = TimingWheel(int(node.clock.now()))
         self.on_start: Callable[[], None] = lambda: None
         """The wheel is empty: what is near must be hinted at again."""
+        self._look = BATCH
+        """Hints that are looked up at once: as many as are fired while the answer is good."""
         self._ahead: dict[int, Planned] = {}
         """What the next second will bring, as it was planned before it began."""
         self._blocked: set[int] = set()
@@ -187,15 +189,15 @@ class Firer:
         held, left = list[int](), list[int]()
         try:
             while waiting:
-                hints = waiting[:BATCH]
+                hints = waiting[: self._look]
                 plan = await self.plan(hints)
                 if under_way is not None:
-                    left += await under_way
+                    left += self._had_no_turn(held, await under_way)
                 held = hints
                 del waiting[: len(hints)]
                 under_way = asyncio.create_task(self._carry_out(plan))
             if under_way is not None:
-                left += await under_way
+                left += self._had_no_turn(held, await under_way)
         except BaseException as error:
             if under_way is not None and not under_way.done():
                 if isinstance(error, asyncio.CancelledError):
@@ -206,6 +208,10 @@ class Firer:
             raise
         finally:
             waiting[:0] = left
+
+    def _had_no_turn(self, hints: list[int], left: list[int]) -> list[int]:
+        self._look = max(8, len(hints) - len(left)) if left else min(BATCH, 2 * self._look)
+        return left
 
     async def plan(self, hints: Sequence[int]) -> Plan:
         """What the table says about these: due and in time, late, or not yet."""
