@@ -31,9 +31,11 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float]], path: Path,
     colours = [OURS if name == "Hourhand" else OTHERS for name, _ in ordered]
     drawn = axes.barh([name for name, _ in ordered], [value for _, value in ordered], color=colours)
     axes.bar_label(drawn, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for _, value in ordered], padding=3)
-    axes.set_title(f"{title} ({unit})", loc="left")
+    scale = [unit] if unit else []
     if logarithmic:
+        scale.append("logarithmic")
         axes.set_xscale("log")
+    axes.set_title(f"{title} ({', '.join(scale)})" if scale else title, loc="left")
     axes.margins(x=0.15)
     save(figure, path)
 

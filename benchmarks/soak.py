@@ -162,6 +162,8 @@ class Verdict:
     """The least throughput of any half minute beside the long transaction, of that before."""
     after: Sample
     """From two minutes after its end."""
+    back: float
+    """The least throughput of any half minute since then, of that before."""
     end: Sample
     """The last two minutes: vacuum and rebuilds come every few minutes, so a table takes some to become small again."""
 
@@ -171,15 +173,21 @@ def judge(samples: list[Sample]) -> Verdict:
     begin, end = open_[0].at, open_[-1].at
     # The first minute is that of empty tables; a short trial has no other.
     before = [one for one in samples if 60 <= one.at < begin] or [one for one in samples if one.at < begin]
-    usual, window = _median(before), round(30 / EVERY)
-    worst = min(statistics.mean(one.done for one in open_[n : n + window]) for n in range(max(1, len(open_) - window + 1)))
+    usual, later = _median(before), [one for one in samples if one.at > end + SETTLED]
     return Verdict(
         before=usual,
         beside=_median(open_),
-        worst=worst / usual.done,
-        after=_median([one for one in samples if one.at > end + SETTLED]),
+        worst=_least(open_) / usual.done,
+        after=_median(later),
+        back=_least(later) / usual.done,
         end=_median([one for one in samples if one.at > samples[-1].at - SETTLED]),
     )
+
+
+def _least(samples: list[Sample]) -> float:
+    """Throughput of the half minute in which it was lowest."""
+    window = round(30 / EVERY)
+    return min(statistics.mean(one.done for one in samples[n : n + window]) for n in range(max(1, len(samples) - window + 1)))
 
 
 def _median(samples: list[Sample]) -> Sample:
@@ -195,7 +203,7 @@ def findings(verdict: Verdict) -> list[tuple[str, float, bool]]:
     before, after, end = verdict.before, verdict.after, verdict.end
     return [
         ("throughput beside it, worst half minute", verdict.worst, verdict.worst >= BESIDE),
-        ("throughput after it", after.done / before.done, after.done / before.done >= BACK),
+        ("throughput from two minutes after it on, worst half minute", verdict.back, verdict.back >= BACK),
         ("claim time after it", after.claim / before.claim, after.claim / before.claim <= 2 - BACK),
         ("tables at the end", end.size / before.size, end.size <= before.size * (2 - BACK) + SPARE),
     ]

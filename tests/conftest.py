@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ from hourhand.storage.migrate import migrate
 
 # Processes of pytest-xdist are given one; consoles that are made under it keep its width whatever a test asks for.
 os.environ.pop("COLUMNS", None)
+# Whoever starts the tests in the background of a shell has them, and every process that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 REQUIRED = os.environ.get("HOURHAND_REQUIRE_SERVICES") == "1"
 SERVER = os.environ.get("HOURHAND_TEST_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 

@@ -110,6 +110,17 @@ MUTANTS = [
            "tests/cluster/test_crash.py -k declared_dead_claims"),
     Mutant("session lock not looked at", NODES, "AND n.session AND n.id NOT IN (SELECT node FROM locks)) AS unlocked",
            "AND false) AS unlocked", "tests/cluster/test_crash.py -k kill_9"),
+    Mutant("start: an app that opens as the database goes away gives up", "src/hourhand/surfaces/cli/process.py",
+           "await patiently(app._open)\n            async with app,", "async with app,", "tests/cluster/test_start.py -k worker"),
+    Mutant("start: a scheduler's app gives up", "src/hourhand/surfaces/cli/process.py",
+           "await patiently(app._open)\n                    await stack", "await stack", "tests/cluster/test_start.py -k scheduler"),
+    Mutant("start: the API gives up", "src/hourhand/surfaces/cli/api.py", "await patiently(server.prepare)", "await server.prepare()",
+           "tests/cluster/test_start.py -k api"),
+    Mutant("start: cut off at the first question is a refusal", "src/hourhand/storage/database.py",
+           "        except HourhandError:\n            raise\n        except _LOST as error:\n            raise DatabaseUnavailable(_unreachable(error)) from error\n        finally:\n            await close_quietly",
+           "        finally:\n            await close_quietly", "tests/cluster/test_start.py -k worker"),
+    Mutant("claims and slots take turns", f"{ENGINE}/claimer.py", "waiting > stock // 2 and", "waiting >= stock // 2 and",
+           "tests/db/test_worker.py -k is_under_way"),
     Mutant("judge without grace after a restart", f"{ENGINE}/maintainer.py", "if connected < grace * 2:", "if connected < 0:",
            "tests/db/test_resilience.py -k just_connected"),
     Mutant("recovered runs without probation", f"{ENGINE}/executor.py", "handler.isolated or (claim.crashes > 0 and self._children.possible)",
@@ -713,7 +724,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="hourhand-mutant-") as directory:
             copy = Path(directory) / "project"
-            ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", ".hypothesis")
+            ignored = shutil.ignore_patterns(".venv", ".git", "build", ".*_cache", "__pycache__", ".hypothesis")
             shutil.copytree(PROJECT, copy, ignore=ignored)
             for name, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.also):
                 file = copy / name

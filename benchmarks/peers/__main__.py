@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -49,10 +48,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no worker is left behind
     if not options.report:
         measure([everyone[name] for name in options.only], options)
+    results, present = json.loads(options.results.read_text()), list(everyone.values())
     if options.results == RESULTS:
-        report.write(json.loads(RESULTS.read_text()), list(everyone.values()))
+        report.write(results, present)
     else:
-        report.show(json.loads(options.results.read_text()), list(everyone.values()))
+        report.show(results, present)
+    if not all(one.good for one in report.verdicts(results, present)):
+        raise SystemExit(1)
 
 
 def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
@@ -68,14 +70,15 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
             progress.update(task, description=f"installing {peer.title}")
             peer.install(BUILD)
             peer.prepare(BUILD)
+            results.setdefault("installed", {})[peer.name] = peer.installed(BUILD)
         needed = {peer.server for peer in chosen}
         addresses = {name: stack.enter_context(getattr(servers, name)(scratch)).url for name in sorted(needed)}
-        results.setdefault("machine", {}).update(asyncio.run(machine(addresses)))
+        about = {**observe.machine(), **asyncio.run(programs(addresses))}
         for peer in chosen:
             kept = results["peers"].setdefault(peer.name, {})
             for name in options.measures:
                 progress.update(task, description=f"{peer.title}: {name}")
-                kept[name] = asyncio.run(one_measure(peer, name, addresses, scratch, options))
+                kept[name] = {**about, **asyncio.run(one_measure(peer, name, addresses, scratch, options))}
                 options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                 progress.console.print(f"{peer.title}, {name}: {told(kept[name])}")
                 progress.advance(task)
@@ -103,9 +106,9 @@ async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch:
                 return {**stamp, "no": str(stalled), **stalled.so_far}
             failed.append(str(stalled))
         except Exception as error:  # one that breaks down must not take the hours of the others along
-            failed.append(f"{type(error).__name__}: {error}")
+            failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
     if not rounds:
-        return {**stamp, "no": f"the bench broke down: {failed[-1]}"}
+        return {**stamp, "no": failed[-1]}
     if failed:
         stamp["failed"] = failed
     return {**stamp, "rounds": rounds, **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]}}
@@ -118,16 +121,15 @@ def told(result: Result) -> str:
     return ", ".join(f"{key} {report.number(value)}" for key, value in result.items() if isinstance(value, float)) + failed
 
 
-async def machine(addresses: dict[str, str]) -> dict[str, str]:
-    found = observe.machine()
+async def programs(addresses: dict[str, str]) -> dict[str, str]:
+    found = {}
     if "postgresql" in addresses:
         sql = await asyncpg.connect(addresses["postgresql"] + "/postgres")
         found["postgresql"] = await sql.fetchval("SHOW server_version")
         await sql.close()
     if "redis" in addresses:
-        found["redis"] = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()[2]
-    if shutil.which("node"):
-        found["node"] = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
+        words = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()
+        found["redis"] = words[2].removeprefix("v=")
     return found
 
 

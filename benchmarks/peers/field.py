@@ -23,7 +23,7 @@ class Peer:
     adapter: str
     server: str
     packages: tuple[str, ...]
-    """Exact versions, of PyPI or, for an adapter in JavaScript, of npm."""
+    """Exact versions, of PyPI or, for an adapter in JavaScript, of npm; there with Node.js itself as the last, of a version that they support."""
     settings: str
     unfinished: str | None = None
     """SQL: how many runs have no outcome yet. Without it a run is done when its handler is."""
@@ -31,6 +31,8 @@ class Peer:
     """What it cannot do, and why."""
     remarks: dict[str, str] = field(default_factory=dict)
     """What one must know to read a figure of its."""
+    limited: bool = False
+    """Whether its adapter tells what plain SQL does with its tables."""
     runs: int = 100_000
     """For bulk and drain; more for the fast ones, so that these last some seconds, and fewer for the slow ones."""
 
@@ -49,7 +51,11 @@ class Peer:
         home.mkdir(parents=True, exist_ok=True)
         if self.node:
             (home / "package.json").write_text("{}")
-            _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *self.packages], home)
+            # First Node.js, then by that the others: npm looks whether they support the one that it runs on.
+            *others, node = self.packages
+            _run(["npm", "install", "--no-audit", "--no-fund", node], home)
+            path = f"{home / 'node_modules' / '.bin'}:{os.environ['PATH']}"
+            _run(["npm", "install", "--engine-strict", "--no-audit", "--no-fund", *others], home, PATH=path)
         else:
             _run([sys.executable, "-m", "venv", "."], home)
             _run(["bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.packages], home)
@@ -58,17 +64,15 @@ class Peer:
     def command(self, build: Path, verb: str, *arguments: object) -> list[str]:
         home, words = self.home(build), [verb, *map(str, arguments)]
         if self.node:
-            return ["node", str(home / self.adapter), *words]
+            return [str(home / "node_modules" / ".bin" / "node"), str(home / self.adapter), *words]
         python = home / "bin" / "python" if self.packages else Path(sys.executable)
         return [str(python), "-m", f"benchmarks.peers.adapters.{Path(self.adapter).stem}", *words]
 
     def prepare(self, build: Path) -> None:
-        """Node looks for packages beside the file it runs, so a link to the adapter stands among them."""
+        """Node looks for packages beside the file it runs, so a copy of the adapter stands among them."""
         if self.node:
             for source in (HERE / "adapters" / self.adapter, HERE / "kit.mjs"):
-                link = self.home(build) / source.name
-                link.unlink(missing_ok=True)
-                link.write_text(source.read_text())
+                (self.home(build) / source.name).write_text(source.read_text())
 
     def environment(self, url: str, meter: Path, measure: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOURHAND_", "PYTHON"))}
@@ -76,6 +80,14 @@ class Peer:
 
     def versions(self) -> str:
         return ", ".join(self.packages)
+
+    def installed(self, build: Path) -> list[str]:
+        """Every package with its version, those that others brought along too."""
+        home = self.home(build)
+        if self.node:
+            kept = json.loads((home / "node_modules" / ".package-lock.json").read_text())["packages"]
+            return sorted(f"{place.rpartition('node_modules/')[2]}@{one['version']}" for place, one in kept.items())
+        return _run([str(home / "bin" / "python"), "-m", "pip", "freeze"], build).splitlines() if self.packages else []
 
     def of(self, runs: int) -> Peer:
         return replace(self, runs=runs)
@@ -91,7 +103,8 @@ def peers() -> list[Peer]:
     return sorted(found, key=lambda peer: (peer.name != "hourhand", peer.server != "postgresql", peer.title.lower()))
 
 
-def _run(command: list[str], where: Path) -> None:
-    done = subprocess.run(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _run(command: list[str], where: Path, **environment: str) -> str:
+    done = subprocess.run(command, cwd=where, env={**os.environ, **environment}, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{json.dumps(command)} failed in {where}:\n{done.stdout[-3000:]}")
+        raise SystemExit(f"{json.dumps(command)} failed in {where}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
+    return done.stdout

@@ -13,6 +13,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 export const URL = process.env.BENCH_URL ?? ''
 const METER = process.env.BENCH_METER ?? '.'
+export const MEASURE = process.env.BENCH_MEASURE ?? ''
 const FEED_AHEAD = 5_000
 const FEED_AT_ONCE = 1_000
 const FLUSH_MS = 2

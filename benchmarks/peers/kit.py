@@ -11,6 +11,7 @@ whose methods may be plain or `async`, and ends with `run(ItsPeer())`. The bench
     hold                      one run of hold
     feed SECONDS              keeps some thousand runs of noop waiting
     work                      one worker, until SIGTERM
+    limit N                   what plain SQL needs to claim and finish N runs, for who can tell -> seconds
     register N AT             N schedules, each due at the instant AT                -> seconds
     work-schedules N AT       what fires and runs them, until SIGTERM
 
@@ -139,6 +140,9 @@ class Peer:
     def work_schedules(self, count: int, at: datetime) -> Any:
         raise NotImplementedError
 
+    async def limit(self, count: int) -> float:
+        raise NotImplementedError
+
 
 async def _settled(value: Any) -> None:
     if inspect.isawaitable(value):
@@ -170,6 +174,8 @@ async def _put_in(peer: Peer, verb: str, arguments: list[str]) -> float | None:
         await _ask(peer, int(arguments[0]))
     elif verb == "feed":
         await _feed(peer, float(arguments[0]))
+    elif verb == "limit":
+        taken = await peer.limit(int(arguments[0]))
     elif verb == "register":
         taken = await _seconds(peer.register(int(arguments[0]), _instant(arguments[1])), began)
     else:

@@ -12,12 +12,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
+from benchmarks import observe
 from benchmarks.peers import kit
 from benchmarks.peers.field import PROJECT, Peer
 
@@ -27,6 +28,10 @@ KILL_PATIENCE = 90.0
 DUE_PATIENCE = 240.0
 SINGLES = 1_000
 ASKED = 1_000
+
+
+class Broken(Exception):
+    """A program of the peer's ended by itself, which says little about what the peer can do: it is asked again."""
 
 
 class Stalled(Exception):
@@ -47,6 +52,8 @@ class Stage:
     scratch: Path
     measure: str
     database: str = "bench"
+    registering: dict[int, float] = field(default_factory=dict)
+    """Seconds that so many schedules take, so that they are not due before they are there."""
 
     @property
     def url(self) -> str:
@@ -86,7 +93,7 @@ class Stage:
             _end(process, signal.SIGKILL)
         if process.returncode:
             log = (self.scratch / f"{self.peer.name}-{verb}.log").read_text()
-            raise Stalled(f"{verb} ended with {process.returncode}: {log[-1500:]}")
+            raise Broken(f"{verb} ended with {process.returncode}: {log[-1500:]}")
         lines = [line for line in printed.splitlines() if line.startswith("{")]
         return json.loads(lines[-1]) if lines else None
 
@@ -120,7 +127,7 @@ class Stage:
         for one in workers:
             if one.poll() is not None:
                 logs = "".join(path.read_text()[-1500:] for path in self.scratch.glob(f"{self.peer.name}-work*.log"))
-                raise Stalled(f"a worker ended with {one.returncode}: {logs}")
+                raise Broken(f"a worker ended with {one.returncode}: {logs}")
 
     async def reach(self, total: int, workers: list[subprocess.Popen[str]]) -> None:
         seen, since = -1, time.monotonic()
@@ -149,15 +156,20 @@ WORKING = ("work", "work-schedules")
 
 
 def _end(process: subprocess.Popen[str], how: signal.Signals, grace: float = 0.0) -> None:
-    """With all its children: it leads a session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, how)
     with contextlib.suppress(subprocess.TimeoutExpired):
         if grace:
             process.wait(grace)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill(process)
     process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With all that it started: it leads a session, in which some make groups of their own."""
+    for pid in observe.session(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def many(stage: Stage) -> dict[str, float]:
@@ -191,6 +203,9 @@ async def drain(stage: Stage) -> dict[str, float]:
             await stage.finished()
             seconds = time.perf_counter() - began
         rates[f"drain {processes}"] = (before + stage.peer.runs - first) / seconds
+    if stage.peer.limited:
+        await stage.fresh()
+        rates["limit"] = stage.peer.runs / stage.ask("limit", stage.peer.runs)["seconds"]
     return rates
 
 
@@ -226,18 +241,22 @@ async def due(stage: Stage) -> dict[str, float]:
     """Seconds from the instant at which all are due until the last one has started."""
     lateness = {}
     for count in (1_000, 10_000):
+        if count not in stage.registering:
+            await stage.fresh()
+            stage.registering[count] = stage.ask("register", count, _minute(after=600))["seconds"]
         await stage.fresh()
-        registering = stage.ask("register", count, _minute(after=600))["seconds"]
-        await stage.fresh()
-        at = _minute(after=15 + 2 * registering)
+        at = _minute(after=15 + 2 * stage.registering[count])
         stage.ask("register", count, at)
         with stage.working(1, "work-schedules", count, at) as workers:
             while time.time() < at:
                 stage.alive(workers)
+                processes = len(observe.session(workers[0].pid))
                 await asyncio.sleep(0.1)
             while len(started := dict(kit.moments("stamp", stage.meter))) < count:
                 stage.alive(workers)
                 if time.time() > at + DUE_PATIENCE:
+                    if len(observe.session(workers[0].pid)) < processes:
+                        raise Broken("its scheduler or its worker ended by itself")
                     raise Stalled(f"{len(started):,} of {count:,} started within {DUE_PATIENCE:.0f} s", lateness)
                 await asyncio.sleep(0.2)
         lateness[f"due {count}"] = max(started.values()) - at
@@ -252,7 +271,7 @@ async def kill(stage: Stage) -> dict[str, float]:
         await _stamps(stage, 1, STALLED, "the run did not start")
         with stage.working() as (second,):
             await stage.warm([second], held=1)
-            os.killpg(first.pid, signal.SIGKILL)
+            _kill(first)
             killed = time.time()
             await _stamps(stage, 2, KILL_PATIENCE, f"its run did not start elsewhere within {KILL_PATIENCE:.0f} s")
     return {"kill": max(moment for _, moment in kit.moments("stamp", stage.meter)) - killed}

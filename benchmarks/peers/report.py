@@ -35,12 +35,17 @@ COLUMNS = (
     Column("latency p50", "latency", "enqueue to start, p50", "ms"),
     Column("latency p99", "latency", "enqueue to start, p99", "ms"),
     Column("register", "register", "register 10,000 schedules", "s"),
-    Column("due 1000", "due", "1,000 due at once: the last one", "s"),
-    Column("due 10000", "due", "10,000 due at once: the last one", "s"),
+    Column("due 1000", "due", "1,000 due at once: last start after", "s"),
+    Column("due 10000", "due", "10,000 due at once: last start after", "s"),
     Column("kill", "kill", "after kill -9, starts elsewhere", "s"),
     Column("held beside", "held", "beside a held transaction", "runs/s", True),
-    Column("held ratio", "held", "of its rate without one", "", True),
+    Column("held ratio", "held", "share of its rate kept", "", True),
 )
+WORDS = {
+    "many": "enqueue in bulk", "single": "enqueue one by one", "latency": "enqueue to start", "register": "register schedules",
+    "due": "due at once", "kill": "kill -9", "held": "held transaction",
+}  # fmt: skip
+"""Measures, as the page calls them."""
 
 
 def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
@@ -50,6 +55,71 @@ def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
         return None
     value = measured.get(column.key)
     return str(measured["no"]) if value is None and "no" in measured else value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What Hourhand is to reach among its peers, and whether it does."""
+
+    said: str
+    good: bool
+
+
+def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
+    """Of what has been measured."""
+    columns = {column.key: column for column in COLUMNS}
+    by_name = {peer.name: peer for peer in peers}
+
+    def value(name: str, key: str) -> float | None:
+        found = _value(results, by_name[name], columns[key]) if name in by_name else None
+        return None if isinstance(found, str) else found
+
+    def best(key: str, among: list[Peer]) -> tuple[float, str] | None:
+        found = [(number, peer.title) for peer in among if (number := value(peer.name, key)) is not None]
+        return (max if columns[key].most else min)(found, default=None)
+
+    others = [peer for peer in peers if peer.name != "hourhand"]
+    told: list[Verdict] = []
+    for key in ("drain 1", "drain 2"):
+        own, title = value("hourhand", key), columns[key].title
+        if own is None:
+            continue
+        if fastest := best(key, [peer for peer in others if not peer.node]):
+            ratio = own / fastest[0]
+            told.append(
+                Verdict(f"{title}: {ratio:.1f} times the fastest peer in Python, {fastest[1]} (to reach: 2.5)", ratio >= 2.5)
+            )
+        if graphile := value("graphile_worker", key):
+            told.append(
+                Verdict(
+                    f"{title}: {own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)", own > graphile
+                )
+            )
+        if limit := results["peers"]["hourhand"]["drain"].get("limit"):
+            told.append(
+                Verdict(
+                    f"{title}: {own / limit:.2f} of what plain SQL does with the same tables (to reach: 0.5)", own >= 0.5 * limit
+                )
+            )
+    for key in ("latency p50", "latency p99"):
+        own, fastest = value("hourhand", key), best(key, [peer for peer in others if peer.server == "postgresql"])
+        if own is not None and fastest:
+            ratio = own / fastest[0]
+            told.append(
+                Verdict(
+                    f"{columns[key].title}: {ratio:.2f} of the soonest peer's on PostgreSQL, {fastest[1]} (to reach: below 1)",
+                    ratio < 1,
+                )
+            )
+    if (own := value("hourhand", "due 10000")) is not None:
+        soonest = best("due 10000", others)
+        than = f"; the soonest peer, {soonest[1]}, {number(soonest[0])} s" if soonest else ""
+        told.append(
+            Verdict(
+                f"10,000 schedules due in one second: the last run started after {number(own)} s (to reach: 1 s){than}", own < 1
+            )
+        )
+    return told
 
 
 def number(value: float) -> str:
@@ -70,17 +140,35 @@ def show(results: Results, peers: list[Peer]) -> None:
     table = Table("", *(f"{column.title}, {column.unit}".rstrip(", ") for column in COLUMNS), box=None)
     for peer in _measured(results, peers):
         table.add_row(peer.title, *(_cell(_value(results, peer, column)) for column in COLUMNS))
-    Console(width=220).print(table)
+    console = Console(width=220)
+    console.print(table)
+    for one in verdicts(results, peers):
+        console.print(one.said, "[green]ok[/]" if one.good else "[red]missed[/]")
 
 
 def write(results: Results, peers: list[Peer]) -> None:
     show(results, peers)
     measured = _measured(results, peers)
-    text = "\n".join([*_tables(results, measured), "", *_charts(results, measured), *_settings(results, measured)])
+    text = "\n".join(
+        [
+            *_in_short(results, measured),
+            *_tables(results, measured),
+            "",
+            *_charts(results, measured),
+            *_settings(results, measured),
+        ]
+    )
     page = PAGE.read_text()
     PAGE.write_text(
         re.sub(r"(<!-- measured -->\n).*(<!-- end -->)", lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
     )
+
+
+def _in_short(results: Results, peers: list[Peer]) -> Iterator[str]:
+    yield "### In short\n"
+    for one in verdicts(results, peers):
+        yield f"- {one.said}" + ("" if one.good else " **missed**")
+    yield ""
 
 
 def _tables(results: Results, peers: list[Peer]) -> Iterator[str]:
@@ -114,20 +202,28 @@ def _charts(results: Results, peers: list[Peer]) -> Iterator[str]:
 
 def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     yield "### Versions and settings\n"
-    machine = results["machine"]
-    programs = (("postgresql", "PostgreSQL"), ("redis", "Redis"), ("python", "Python"), ("node", "Node.js"))
-    named = ", ".join(f"{name} {machine[key].removeprefix('v')}" for key, name in programs if key in machine)
-    days = sorted({one["at"][:10] for measured in results["peers"].values() for one in measured.values()})
-    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
-    yield f"{machine['cores']} cores, {named}; measured {when}.\n"
-    yield "| | version | server | settings |"
-    yield "|---|---|---|---|"
+    figures = [one for measured in results["peers"].values() for one in measured.values()]
+    days = sorted({one["at"][:10] for one in figures})
+    yield f"Measured {f'on {days[0]}' if len(days) == 1 else f'from {days[0]} to {days[-1]}'}, on these:\n"
+    for kind in sorted({_kind(one) for one in figures}):
+        yield f"- {kind}"
+    yield "\n| | version | server | runs, in bulk and drained | settings |"
+    yield "|---|---|---|---:|---|"
     for peer in peers:
-        yield f"| {peer.title} | {peer.versions() or _commits(results, peer)} | {peer.server} | {peer.settings} |"
+        version = peer.versions() or _commits(results, peer)
+        yield f"| {peer.title} | {version} | {peer.server} | {peer.runs:,} | {peer.settings} |"
+    yield "\nEvery package that they brought along is in [benchmarks.json](benchmarks.json)."
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
         for measure, note in _notes(results, peer).items():
-            yield f"- **{peer.title}**, {measure}: {note}"
+            yield f"- **{peer.title}**, {WORDS.get(measure, measure)}: {note}"
+
+
+def _kind(figure: Results) -> str:
+    """Of machine: those of one kind still differ from day to day, so what is compared closely was measured in one run."""
+    names = (("postgresql", "PostgreSQL"), ("redis", "Redis"), ("python", "Python"))
+    programs = "".join(f", {name} {figure[key]}" for key, name in names if key in figure)
+    return f"{figure['cores']} cores ({figure['processor']}), {figure['memory']}{programs}"
 
 
 def _commits(results: Results, peer: Peer) -> str:

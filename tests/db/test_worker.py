@@ -14,6 +14,7 @@ import pytest
 
 from hourhand import Context, Hourhand, PermanentFailure, Retry, RetryAfter
 from hourhand.core.errors import NotPossible, RunFailed, UnknownRun
+from hourhand.engine.claimer import LARGEST_CLAIM, LARGEST_STOCK
 from hourhand.engine.worker import Worker, WorkerOptions
 from tests.support.fleet import until, where
 
@@ -35,6 +36,26 @@ async def working(app: Hourhand, **options: object) -> AsyncIterator[Worker]:
             worker.ask_to_stop()
             worker.ask_to_stop()
         await task
+
+
+async def test_while_the_slots_have_one_claim_to_run_the_next_is_under_way(app: Hourhand) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    await noop.enqueue_many([{}] * (3 * LARGEST_CLAIM))
+    worker = Worker(await app._database(), app.settings, app.registry, WorkerOptions())
+    claimer = worker.claimer
+    await worker.node.start()
+    try:
+        claimer._rate = 1e6  # as it is where runs do nothing; here no slot takes any
+        stock = []
+        while await claimer.run_once():
+            stock.append(len(worker.executor.deque))
+        assert stock == [LARGEST_CLAIM, LARGEST_STOCK]
+    finally:
+        await worker.node.stop()
+        await claimer.close()
+        await worker.completer.close()
 
 
 async def test_an_async_handler_a_thread_and_their_results(app: Hourhand) -> None:

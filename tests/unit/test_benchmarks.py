@@ -75,7 +75,7 @@ def soaked(**after: float) -> list[soak.Sample]:
     ("after", "missed"),
     [
         ({}, set()),
-        ({"done": 899.0}, {"throughput after it"}),
+        ({"done": 899.0}, {"throughput from two minutes after it on, worst half minute"}),
         ({"claim": 1.11}, {"claim time after it"}),
         ({"size": 53.0}, {"tables at the end"}),
     ],
@@ -94,6 +94,14 @@ def test_the_worst_half_minute_beside_it_counts() -> None:
     verdict = soak.judge(samples)
     assert verdict.worst == 0.5
     assert [what for what, _, good in soak.findings(verdict) if not good] == ["throughput beside it, worst half minute"]
+
+
+def test_who_is_back_only_later_is_not_back_in_two_minutes() -> None:
+    samples = soaked()
+    for one in samples[-30:-24]:
+        one.done = 899.0
+    missed = [what for what, _, good in soak.findings(soak.judge(samples)) if not good]
+    assert missed == ["throughput from two minutes after it on, worst half minute"]
 
 
 @pytest.mark.parametrize("words", ["--minutes 5", "--minutes 15 --hold 13", "--hold 0"])
@@ -126,11 +134,13 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
     [
         ([{"kill": 3.0}, {"kill": 1.0}, {"kill": 2.0}], {"kill": 2.0}),
         ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 2.5, "failed": ["late"]}),
-        ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["OSError: away"]}),
+        ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["the bench broke down: OSError('away')"]}),
+        ([measures.Broken("it ended"), {"kill": 3.0}, {"kill": 2.0}], {"kill": 2.5, "failed": ["it ended"]}),
+        ([measures.Broken("it ended")] * 3, {"no": "it ended"}),
         ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
-        ([OSError("1"), OSError("2"), OSError("3")], {"no": "the bench broke down: OSError: 3"}),
+        ([OSError("1"), OSError("2"), OSError("3")], {"no": "the bench broke down: OSError('3')"}),
     ],
-    ids=["median", "one late", "one broken", "stalled", "all broken"],
+    ids=["median", "one late", "one broken", "one ended", "all ended", "stalled", "all broken"],
 )
 async def test_rounds_that_fail_are_told(
     told: list[dict[str, float] | Exception], found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -146,6 +156,44 @@ def test_notes_tell_why_not_and_what_failed() -> None:
     measured = {"kill": {"no": "never\nat all"}, "drain": {"drain 1": 5.0, "drain 2": 6.0, "failed": ["late"]}}
     notes = report._notes({"peers": {peer.name: measured}}, peer)
     assert notes == {"kill": "no: never (as it is.)", "due": "so it is.", "drain": "1 of the rounds failed: late"}
+
+
+def figures(**changed: float) -> dict[str, object]:
+    """Of four peers, all bars reached, but for what is changed."""
+    told = {"hourhand/drain 1": 50.0, "hourhand/drain 2": 60.0, "hourhand/limit": 90.0, "hourhand/latency p50": 2.0,
+            "hourhand/latency p99": 4.0, "hourhand/due 10000": 0.5, "pgqueuer/drain 1": 10.0, "pgqueuer/drain 2": 20.0,
+            "pgqueuer/latency p50": 3.0, "pgqueuer/latency p99": 5.0, "graphile_worker/drain 1": 40.0,
+            "graphile_worker/drain 2": 45.0, "huey/latency p50": 1.0, "huey/latency p99": 2.0}  # fmt: skip
+    peers: dict[str, dict[str, dict[str, float]]] = {}
+    for key, value in {**told, **changed}.items():
+        name, _, figure = key.partition("/")
+        peers.setdefault(name, {}).setdefault("drain" if figure == "limit" else figure.split()[0], {})[figure] = value
+    return {"peers": peers}
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({}, []),
+        ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.5 times the fastest peer in Python"]),
+        ({"huey/drain 2": 25.0}, ["drain, two processes: 2.4 times the fastest peer in Python"]),
+        ({"graphile_worker/drain 2": 61.0}, ["drain, two processes: 1.0 times Graphile Worker"]),
+        ({"hourhand/limit": 110.0}, ["drain, one process: 0.45 of what plain SQL does"]),
+        ({"pgqueuer/latency p50": 1.9}, ["enqueue to start, p50: 1.05 of the soonest"]),
+        ({"pgqueuer/latency p99": 4.0}, ["enqueue to start, p99: 1.00 of the soonest"]),
+        ({"hourhand/due 10000": 1.0}, ["10,000 schedules due in one second"]),
+    ],
+)
+def test_hourhand_is_judged_among_its_peers(changed: dict[str, float], missed: list[str]) -> None:
+    told = report.verdicts(figures(**changed), field.peers())
+    assert len(told) == 9
+    bad = [one.said for one in told if not one.good]
+    assert len(bad) == len(missed)
+    assert all(one.startswith(start) for one, start in zip(bad, missed, strict=True))
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert report.verdicts({"peers": {"hourhand": {"drain": {"drain 1": 5.0}}}}, field.peers()) == []
 
 
 def test_what_handlers_did_is_read_from_outside(tmp_path: Path) -> None:

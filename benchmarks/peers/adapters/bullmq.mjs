@@ -6,6 +6,8 @@ import * as kit from './kit.mjs'
 
 const QUEUE = 'bench'
 const connection = { url: kit.URL }
+// To be found dead soon: shorter than the defaults, of 30 s each.
+const signs = kit.MEASURE === 'kill' ? { lockDuration: 5000, stalledInterval: 5000 } : {}
 const handlers = { noop: kit.noop, stamp: kit.stamp, hold: kit.hold }
 
 class BullMQ {
@@ -34,8 +36,7 @@ class BullMQ {
             concurrency: 100,
             removeOnComplete: { count: 1000 },
             drainDelay: 1,
-            lockDuration: 5000,
-            stalledInterval: 5000,
+            ...signs,
         })
         worker.on('error', (error) => console.error(error))
         await worker.waitUntilReady()

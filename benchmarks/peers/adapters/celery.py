@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from datetime import datetime
 
 from celery import Celery
@@ -14,7 +13,7 @@ from celery.schedules import crontab
 from benchmarks.peers import kit
 
 MODULE = "benchmarks.peers.adapters.celery"
-POOL = ("--pool", "threads", "--concurrency", "10")
+POOL = ("--pool", "solo")
 
 app = Celery("bench", broker=kit.URL)
 app.conf.update(
@@ -25,13 +24,9 @@ app.conf.update(
 )
 
 
-counting = threading.Lock()
-
-
 @app.task(name="noop")
 def noop(n: int) -> None:
-    with counting:  # the count is made for one thread
-        kit.noop(n)
+    kit.noop(n)
 
 
 @app.task(name="stamp")

@@ -29,6 +29,8 @@ async def hold(*, n: int) -> None:
 
 
 JOBS: dict[str, Job] = {"noop": noop.job, "stamp": stamp.job, "hold": hold.job}
+# To be found dead soon: shorter than the defaults, of 30 and 90 s.
+SIGNS = {"heartbeat_poll_interval": 1, "heartbeat_timeout": 3} if kit.MEASURE == "kill" else {}
 QUEUE = Queue("default", executor=Chancy.Executor.Async, concurrency=100, polling_interval=1, eager_polling=True)
 
 
@@ -61,10 +63,7 @@ class ChancyPeer(kit.Peer):
             pass
 
     async def work(self) -> None:
-        async with (
-            _chancy() as chancy,
-            Worker(chancy, heartbeat_poll_interval=1, heartbeat_timeout=3, shutdown_timeout=5) as worker,
-        ):
+        async with _chancy() as chancy, Worker(chancy, shutdown_timeout=5, **SIGNS) as worker:
             await worker.wait_for_shutdown()
 
     async def register(self, count: int, at: datetime) -> None:

@@ -15,7 +15,7 @@ from benchmarks.peers import kit
 
 QUEUE = "bench"
 CONCURRENCY = 1_000
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.01
 CHUNK = 100
 
 

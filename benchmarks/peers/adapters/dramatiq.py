@@ -49,8 +49,8 @@ class DramatiqPeer(kit.Peer):
 
     def work(self) -> None:
         command = [sys.executable, "-m", "dramatiq", MODULE, "--processes", "1", "--threads", "8"]
-        # The longest pause between two looks at an idle queue, in milliseconds.
-        os.execve(command[0], command, {**os.environ, "dramatiq_worker_timeout": "100"})
+        # The longest pause between two looks at an idle queue, in milliseconds; and how many runs are taken ahead.
+        os.execve(command[0], command, {**os.environ, "dramatiq_worker_timeout": "10", "dramatiq_queue_prefetch": "256"})
 
 
 if __name__ == "__main__":

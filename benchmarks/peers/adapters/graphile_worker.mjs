@@ -1,4 +1,4 @@
-// Graphile Worker, with the local queue and the batching that its performance page advises.
+// Graphile Worker, with the local queue and the batching of its performance page, both larger.
 
 import { EventEmitter, once } from 'node:events'
 

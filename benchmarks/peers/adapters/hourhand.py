@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import datetime
 
-from benchmarks import population
+from benchmarks import limits, population
 from benchmarks.peers import kit
 from hourhand import Hourhand
 
@@ -59,6 +59,13 @@ class HourhandPeer(kit.Peer):
             {"name": name, "task": "stamp", "schedule": population.at(at, n), "payload": {"n": n}}
             for name, n in kit.numbered(count)
         )
+
+    async def limit(self, count: int) -> float:
+        """Seconds for the same statements with next to no Python around them."""
+        await self.enqueue_many("noop", range(count))
+        pool = await (await app._database()).pool()
+        lane = await pool.fetchval("SELECT hourhand.queue_number('default')") * 4 + 1
+        return count / await limits.drain_limit(kit.URL, "hourhand", lane, count)
 
     def work_schedules(self, count: int, at: datetime) -> None:
         subprocess.Popen([sys.executable, "-m", "hourhand", "scheduler", "--log-level", "warning"])

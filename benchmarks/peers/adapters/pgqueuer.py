@@ -15,7 +15,9 @@ from pgqueuer.queries import Queries
 from benchmarks.peers import kit
 
 BATCH = 300
-HEARTBEAT_TIMEOUT, DEQUEUE_TIMEOUT = timedelta(seconds=5), timedelta(seconds=1)
+DEQUEUE_TIMEOUT = timedelta(seconds=1)
+# To be found dead soon: shorter than the default, of 30 s.
+SIGNS = {"heartbeat_timeout": timedelta(seconds=5)} if kit.MEASURE == "kill" else {}
 
 
 async def _work(count: int = 0, at: datetime | None = None) -> None:
@@ -39,9 +41,9 @@ async def _work(count: int = 0, at: datetime | None = None) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, pgq.shutdown.set)
     await pgq.run(
         batch_size=BATCH,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT,
         dequeue_timeout=DEQUEUE_TIMEOUT,
         log_aggregation_interval=timedelta(0),  # statistics are made when they are read; else they halt the one connection
+        **SIGNS,
     )
 
 

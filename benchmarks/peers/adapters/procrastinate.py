@@ -9,7 +9,8 @@ import procrastinate
 from benchmarks.peers import kit
 
 CONCURRENCY = 30
-HEARTBEAT, STALLED = 2.0, 6.0
+# To be found dead soon: shorter than the defaults, of 10 and 30 s.
+SIGNS = {"update_heartbeat_interval": 2.0, "stalled_worker_timeout": 6.0} if kit.MEASURE == "kill" else {}
 
 # For short jobs the documentation asks for as many connections as there are sub-workers, plus one.
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=kit.URL, min_size=1, max_size=CONCURRENCY + 1))
@@ -30,12 +31,15 @@ async def hold(n: int) -> None:
     await kit.hold(n)
 
 
-@app.periodic(cron="* * * * * */5")
 @app.task(name="retry_stalled_jobs", queueing_lock="retry_stalled_jobs", pass_context=True)
 async def retry_stalled_jobs(context: procrastinate.JobContext, timestamp: int) -> None:
     """As documented: without it the jobs of a killed worker stay with it for ever."""
-    for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=STALLED):
+    for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=SIGNS["stalled_worker_timeout"]):
         await app.job_manager.retry_job(job)
+
+
+if SIGNS:
+    app.periodic(cron="* * * * * */5")(retry_stalled_jobs)
 
 
 class Procrastinate(kit.Peer):
@@ -57,9 +61,7 @@ class Procrastinate(kit.Peer):
 
     async def work(self) -> None:
         async with app.open_async():
-            await app.run_worker_async(
-                concurrency=CONCURRENCY, update_heartbeat_interval=HEARTBEAT, stalled_worker_timeout=STALLED
-            )
+            await app.run_worker_async(concurrency=CONCURRENCY, **SIGNS)
 
     def register(self, count: int, at: datetime) -> None:
         for name, n in kit.numbered(count):

@@ -363,7 +363,8 @@ class Claimer:
         waiting = len(executor.deque)
         executor.hungry_below = stock // 2
         appetite = executor.appetite
-        if waiting and waiting >= stock // 2 and not appetite:
+        # With just half of it here the other half is claimed: the database works while the slots do, instead of in turns.
+        if waiting and waiting > stock // 2 and not appetite:
             return 0
         return executor.concurrency + stock + appetite - waiting - executor.busy
 

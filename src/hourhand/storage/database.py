@@ -152,8 +152,12 @@ class Database:
                 await migrate(connection, self.schema)
             elif check:
                 await check_version(connection, self.schema)
+        except HourhandError:
+            raise
+        except _LOST as error:
+            raise DatabaseUnavailable(_unreachable(error)) from error
         finally:
-            await connection.close()
+            await close_quietly(connection)
 
     async def _start_embedded(self) -> None:
         """Not to be left half-way: whoever is interrupted here still knows that there is a server to stop."""

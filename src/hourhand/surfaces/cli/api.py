@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable
+from hourhand.core.errors import ConfigurationError
 from hourhand.engine.alerting import check_alerts
 from hourhand.engine.exporting import exported
 from hourhand.engine.logs import configure_logs
 from hourhand.engine.supervisor import watch_parent
-from hourhand.storage.database import Patience
-from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import err, polite
+from hourhand.surfaces.cli.common import patiently, polite
 from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
 from hourhand.surfaces.cli.process import Alerts, Format, Level, LogFormat, LogLevel, run_loop
 
@@ -77,9 +75,9 @@ def api(
 
         async def whole() -> None:
             server = ApiServer(loaded, options)
-            await _open_patiently(loaded)
+            await patiently(loaded._open)
             async with loaded:
-                await server.prepare()
+                await patiently(server.prepare)
                 watcher = asyncio.create_task(watch_parent(server.stop))
                 try:
                     await server.serve(handle_signals=True)
@@ -90,17 +88,3 @@ def api(
             run_loop(whole())
 
     polite(serve)
-
-
-async def _open_patiently(app: Hourhand) -> None:
-    patience = Patience(cap=5.0)
-    while True:
-        try:
-            await app._open()
-            return
-        except DatabaseRefused:
-            raise
-        except DatabaseUnavailable as error:
-            if patience.first:
-                err.print(f"waiting for the database: {error}")
-            await patience.wait()

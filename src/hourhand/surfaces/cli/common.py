@@ -21,6 +21,7 @@ from rich.text import Text
 from hourhand.core.clock import Clock
 from hourhand.core.errors import (
     ConfigurationError,
+    DatabaseRefused,
     DatabaseUnavailable,
     HourhandError,
     InvalidOption,
@@ -33,6 +34,7 @@ from hourhand.core.errors import (
     UnknownRun,
 )
 from hourhand.core.settings import settings_from
+from hourhand.storage.database import Patience
 from hourhand.surfaces.app import Hourhand
 from hourhand.surfaces.cli.suggestions import BAD_URL, in_words, is_about_url, with_near_names
 from hourhand.surfaces.client import AsyncClient
@@ -119,6 +121,21 @@ def each(
         print_json(answers)
     if codes:
         raise typer.Exit(codes[0])
+
+
+async def patiently(start: Callable[[], Awaitable[object]]) -> None:
+    """A process that starts before its database, or just as that goes away, waits for it; anything else it reports at once."""
+    patience = Patience(cap=5.0)
+    while True:
+        try:
+            await start()
+            return
+        except DatabaseRefused:
+            raise
+        except DatabaseUnavailable as error:
+            if patience.first:
+                err.print(f"waiting for the database: {error}")
+            await patience.wait()
 
 
 def polite(work: Callable[[], T]) -> T:

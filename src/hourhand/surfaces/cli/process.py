@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hourhand.core.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable, HourhandError
+from hourhand.core.errors import ConfigurationError, HourhandError
 from hourhand.core.fairness import read_weights
 from hourhand.core.settings import Settings
 from hourhand.engine.alerting import check_alerts
@@ -23,12 +23,12 @@ from hourhand.engine.metrics_server import HIGHEST, HOST, Address, MetricsServer
 from hourhand.engine.scheduler import Scheduler
 from hourhand.engine.supervisor import Supervisor, watch_parent
 from hourhand.engine.worker import Worker, WorkerOptions
-from hourhand.storage.database import Database, Patience
+from hourhand.storage.database import Database
 from hourhand.storage.embedded import default_data
 from hourhand.storage.migrate import migrate as apply_migrations
 from hourhand.storage.migrate import newest
 from hourhand.surfaces.app import Hourhand
-from hourhand.surfaces.cli.common import AsJson, err, out, polite, print_json
+from hourhand.surfaces.cli.common import AsJson, err, out, patiently, polite, print_json
 from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
 
 DEMO = "hourhand.demo:app"
@@ -270,11 +270,12 @@ async def _seen(metrics: Address, work: Callable[[MetricsServer | None], Corouti
 
 async def _work(app: Hourhand, options: WorkerOptions, server: MetricsServer | None) -> None:
     database = Database(app.settings)
-    await _open_patiently(database)
+    await patiently(database.open)
     try:
         worker = Worker(database, app.settings, app.registry, options)
         watcher = asyncio.create_task(watch_parent(worker.ask_to_stop))
         try:
+            await patiently(app._open)
             async with app, app.deployment.kept():  # handlers enqueue through it
                 if server is not None:
                     server.show_worker(worker, [database, await app._database()])
@@ -293,7 +294,7 @@ async def _work(app: Hourhand, options: WorkerOptions, server: MetricsServer | N
 
 async def _schedule(app: Hourhand, server: MetricsServer | None, *, deploy: bool) -> None:
     database = Database(app.settings)
-    await _open_patiently(database)
+    await patiently(database.open)
     try:
         one = Scheduler(database, app.settings, app.deployment.labels if deploy else {}, app.registry if deploy else None)
         if server is not None:
@@ -302,6 +303,7 @@ async def _schedule(app: Hourhand, server: MetricsServer | None, *, deploy: bool
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if deploy:
+                    await patiently(app._open)
                     await stack.enter_async_context(app)
                     await stack.enter_async_context(app.deployment.kept())
                 await one.run(handle_signals=True)
@@ -309,21 +311,6 @@ async def _schedule(app: Hourhand, server: MetricsServer | None, *, deploy: bool
             watcher.cancel()
     finally:
         await database.close()
-
-
-async def _open_patiently(database: Database) -> None:
-    """A worker that starts before its database waits for it; anything else it reports at once."""
-    patience = Patience(cap=5.0)
-    while True:
-        try:
-            await database.open()
-            return
-        except DatabaseRefused:
-            raise
-        except DatabaseUnavailable as error:
-            if patience.first:
-                err.print(f"waiting for the database: {error}")
-            await patience.wait()
 
 
 async def _up(app: Hourhand, supervisor: Supervisor, address: tuple[str, int], *, demo: bool, console: bool) -> None:
