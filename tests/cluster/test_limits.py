@@ -39,16 +39,19 @@ class Ruled(Fleet):
     def ruled(self, *arguments: str) -> Process:
         return self.start("worker", "--app", "tests.support.ruled:app", *arguments, BOOK=str(self.book))
 
+    def lines(self) -> list[list[str]]:
+        """The last one may be half written."""
+        whole = self.book.read_text().rpartition("\n")[0] if self.book.exists() else ""
+        return [line.split() for line in whole.splitlines()]
+
     def starts(self) -> list[tuple[float, str]]:
-        lines = (line.split() for line in self.book.read_text().splitlines()) if self.book.exists() else ()
-        return sorted((float(at), key) for what, at, _, _, _, key in lines if what == "in")
+        return sorted((float(at), key) for what, at, _, _, _, key in self.lines() if what == "in")
 
     def stays(self, killed: Mapping[int, float]) -> list[Stay]:
         """Who was inside from when to when; a process that was killed left everything at that moment."""
         inside: dict[tuple[str, str], Stay] = {}
         over: list[Stay] = []
-        for line in self.book.read_text().splitlines():
-            what, at, pid, parent, run, key = line.split()
+        for what, at, pid, parent, run, key in self.lines():
             if what == "in":
                 inside[pid, run] = Stay(key, (pid, parent), float(at), float("inf"))
             else:

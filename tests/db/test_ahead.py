@@ -212,3 +212,4 @@ async def test_a_plan_for_a_shard_that_is_lost_fires_nothing(ahead: Ahead, sql: 
     await sql.execute(f"UPDATE {schema}.shards SET epoch = epoch + 1")
     await ahead.fire()
     assert (await ahead.ledger(), await ahead.runs()) == ([], 0)
+    assert ahead.scheduler.firer.refused == 2, "told of the plan made before, and of the one made anew"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -173,6 +173,7 @@ class Firer:
                 if punctual := [one for one in part if _in_time(one, now)]:
                     moved = await self._fire_plain(dict(self._elector.held), punctual)
                     fired |= moved.keys()
+                    self._tell_refused(self._refused_of(punctual, moved))
                     for one in punctual:
                         if one.id in moved:
                             self._again(one, True)
@@ -265,15 +266,21 @@ class Firer:
             moved = await self._fire_plain(plan.epochs, part)
             for planned in part:
                 self._again(planned, planned.id in moved)
-            refused += sum(one.id not in moved and one.id not in self._blocked for one in part)
+            refused += self._refused_of(part, moved)
         plan.late.sort(key=lambda one: (one[0].id in self._blocked, one[0].jobs))
         for begin, end in plan.late_parts(self._blocked):
             refused += await self._fire_late(plan, begin, end)
-        if refused:
-            self.refused += refused
-            log.warning("firing.refused", schedules=refused, node=self._node.id,
-                        meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
+        self._tell_refused(refused)
         return left
+
+    def _refused_of(self, planned: Sequence[Planned], moved: Mapping[int, int]) -> int:
+        return sum(one.id not in moved and one.id not in self._blocked for one in planned)
+
+    def _tell_refused(self, count: int) -> None:
+        if count:
+            self.refused += count
+            log.warning("firing.refused", schedules=count, node=self._node.id,
+                        meaning="another scheduler has them now, or their jobs are being changed; planned again")  # fmt: skip
 
     async def _fire_plain(self, epochs: dict[int, int], plain: list[Planned]) -> dict[int, int]:
         together = [one for one in plain if one.id not in self._blocked]
