@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -32,6 +33,8 @@ SINGLES = 3_000
 SCHEDULES = 40_000
 """Each fires every ten seconds: as many as one scheduler fires in time."""
 FIRING = 20.0
+PLANNED = 500
+"""Rows for which a statement's plan is shown."""
 PARTS = (
     ("waiting for PostgreSQL, or for a run", r"select|epoll|run_forever"),
     ("asyncpg: sending and reading rows", r"asyncpg/|storage/database"),
@@ -152,8 +155,9 @@ async def profile(url: str, postmaster: int, runs: int, scratch: Path, console: 
         await app.queues.pause("default")
         await enqueue(profiler, app, runs)
         await drain(profiler, app, url, runs)
-        await show_plans(url, sql, console)
+        await show_queue_plans(url, sql, console)
         await fire(profiler, app, url)
+        await show_firing_plan(url, sql, console)
     await sql.close()
 
 
@@ -193,38 +197,54 @@ async def fire(profiler: Profiler, app: Hourhand, url: str) -> None:
             count.append(await profiler.sql.fetchval(fired) - before)
 
 
-async def show_plans(url: str, sql: asyncpg.Connection, console: Console) -> None:
+async def show_queue_plans(url: str, sql: asyncpg.Connection, console: Console) -> None:
     """Claim and finish of 500 runs, as they are executed; undone afterwards."""
-    statements = load(SCHEMA)
-    link = await asyncpg.connect(url, server_settings=PLANNER)
     lane = await sql.fetchval(f"SELECT {SCHEMA}.queue_number('default')") * 4 + 1
     node = await sql.fetchval(f"SELECT min(id) FROM {SCHEMA}.nodes WHERE died_at IS NULL")
     await sql.execute(
         f"INSERT INTO {SCHEMA}.ready (seq, run_id, scheduled_at, lane, task, payload)"
         f" SELECT n, n, now(), {lane}, 'nobody', '{{}}' FROM generate_series(10000000, 10099999) AS n"
     )
-    async with link.transaction():
-        claimed = await link.fetch(
-            f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, SUMMARY) {statements['claim']}", [lane], [10_000_000], [500], node, 1
-        )
+    async with undone(url) as link:
+        await show_plan(console, link, "claim", [lane], [10_000_000], [PLANNED], node, 1)
         rows = await link.fetch(f"SELECT run_id, token FROM {SCHEMA}.running WHERE worker_id = $1 AND run_id >= 10000000", node)
-        ids, tokens, stamps = [row[0] for row in rows], [row[1] for row in rows], [time.time()] * len(rows)
-        finished = await link.fetch(
-            f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, SUMMARY) {statements['finish']}",
-            node,
-            ids,
-            tokens,
-            stamps,
-            stamps,
-            None,
-            None,
-            None,
-            None,
-            None,
+        stamps, nothing = [time.time()] * len(rows), (None,) * 5
+        await show_plan(
+            console, link, "finish", node, [row[0] for row in rows], [row[1] for row in rows], stamps, stamps, *nothing
         )
-    for name, plan in (("claim of 500", claimed), ("finish of 500", finished)):
-        console.print(f"[bold]{name}[/]", *(row[0] for row in plan), "", sep="\n", highlight=False)
-    await link.close()
+
+
+async def show_firing_plan(url: str, sql: asyncpg.Connection, console: Console) -> None:
+    """Firing 500 schedules, as it is executed; undone afterwards."""
+    due = f"SELECT id, next_run_at, revision FROM {SCHEMA}.schedules WHERE next_run_at <= clock_timestamp() LIMIT {PLANNED}"
+    while len(rows := await sql.fetch(due)) < PLANNED:
+        await asyncio.sleep(0.1)
+    node = await sql.fetchval(f"SELECT max(id) FROM {SCHEMA}.nodes WHERE kind = 'scheduler'")
+    await sql.execute(f"UPDATE {SCHEMA}.shards SET owner = $1", node)
+    shards = await sql.fetch(f"SELECT shard, epoch FROM {SCHEMA}.shards")
+    async with undone(url) as link:
+        await show_plan(
+            console, link, "fire", node, [row[0] for row in shards], [row[1] for row in shards],
+            [row[0] for row in rows], [row[1] for row in rows], [row[1] + timedelta(days=1) for row in rows], [row[2] for row in rows],
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def undone(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection that plans as the product's do, and whose work is undone."""
+    link = await asyncpg.connect(url, server_settings=PLANNER)
+    transaction = link.transaction()
+    await transaction.start()
+    try:
+        yield link
+    finally:
+        await transaction.rollback()
+        await link.close()
+
+
+async def show_plan(console: Console, link: asyncpg.Connection, name: str, *arguments: object) -> None:
+    plan = await link.fetch(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, SUMMARY) {load(SCHEMA)[name]}", *arguments)
+    console.print(f"[bold]{name} {PLANNED}[/]", *(row[0] for row in plan), "", sep="\n", highlight=False)
 
 
 def main() -> None:
