@@ -71,6 +71,7 @@ class Stage:
         else:
             port = self.url.split(":")[-1].partition("/")[0]
             subprocess.run(["redis-cli", "-p", port, "flushall"], check=True, stdout=subprocess.DEVNULL)
+        os.sync()  # what the measure before has left to write is not to be in this one's way
         self.meter = Path(tempfile.mkdtemp(dir=self.scratch))
         self.ask("setup")
 
