@@ -31,6 +31,7 @@ SURFACES = "src/hourhand/storage/migrations/0006_surfaces.sql"
 SEEING = "src/hourhand/storage/migrations/0007_seeing.sql"
 ADMISSION = "src/hourhand/storage/sql/admission.sql"
 RULES = "src/hourhand/storage/migrations/0009_limits.sql"
+TOLD = "src/hourhand/storage/migrations/0010_told.sql"
 HOLDS = "tests/db/test_holds.py -k"
 STATISTICS = "src/hourhand/storage/sql/statistics.sql"
 DASHBOARD = "src/hourhand/surfaces/dashboard"
@@ -169,6 +170,12 @@ MUTANTS = [
            "tests/db/test_enqueue.py -k key"),
     Mutant("history without its primary key", SCHEMA, "    PRIMARY KEY (run_id, scheduled_at)\n", "    CHECK (run_id > 0)\n",
            "tests/db/test_claim.py -k end_once"),
+    Mutant("told: nobody waits for the disk", TOLD, "    PERFORM pg_logical_emit_message(true, 'hourhand', '');\n", "", "tests/db/test_told.py -k survives"),
+    Mutant("told: a transaction that writes nothing is waited for", TOLD, "pg_logical_emit_message(true, 'hourhand', '')", "pg_current_xact_id()", "tests/db/test_told.py -k before_the_run_is_on_disk"),
+    Mutant("told: the word waits for the disk", TOLD, "    PERFORM set_config('synchronous_commit', 'off', true);\n", "", "tests/db/test_told.py -k before_the_run_is_on_disk"),
+    Mutant("told: no word", TOLD, "    PERFORM pg_notify('hourhand', format('r:%s:%s', in_lane, number));\n", "", "tests/db/test_told.py -k before_the_run_is_on_disk"),
+    Mutant("told: each with a word of its own", "src/hourhand/storage/enqueue.py", "                self._waker.told()\n", "                pass\n", "tests/db/test_told.py -k one_word"),
+    Mutant("told: depth is not asked", TOLD, " AND max_depth IS NOT NULL", " AND false", "tests/db/test_depth.py"),
     Mutant("enqueue_many without a transaction", "src/hourhand/storage/enqueue.py", "            async with own.transaction():\n    ", "            if True:\n    ",
            "tests/db/test_enqueue.py -k written_all_or_not"),
     Mutant("planner left to itself", "src/hourhand/storage/database.py", '("seqscan", "bitmapscan", "sort", "incremental_sort", "nestloop", "mergejoin")', "()",

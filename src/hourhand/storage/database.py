@@ -367,6 +367,18 @@ class Link:
                         return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
                 return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
 
+    @property
+    def pooled(self) -> bool:
+        """Each statement is a part of a transaction, lest a pooler give its halves to two sessions."""
+        return self._database.pooler
+
+    async def call(self, name: str, *args: Any) -> asyncpg.Record:
+        """A procedure that commits by itself, so not through a pooler."""
+        with self._told(name):
+            connection = await self._open()
+            with self._database.trips.timed(name):
+                return (await connection.fetch(self._database.sql[name], *args))[0]
+
     async def command(self, text: str, timeout: float) -> None:
         """One that takes names, not values, and cannot be a part of a transaction; not through a pooler."""
         with self._told(text):

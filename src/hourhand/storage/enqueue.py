@@ -26,7 +26,7 @@ _SHARED = ("run_id", "scheduled_at", "enqueued_at", "expires_at", "lane", "task"
 
 
 class Waker:
-    """NOTIFY after the commit, in a transaction of its own, at most one per WAKE_EVERY.
+    """NOTIFY apart from the commit that waits for the disk, at most one per WAKE_EVERY.
 
     The first word goes out at once; words that come within the pause are sent together at its end.
     A lost word costs latency, never a run: workers also look by themselves.
@@ -47,11 +47,22 @@ class Waker:
         self._words.update(words)
         self._start()
 
-    def _start(self) -> None:
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send(), name="hourhand-waker", context=Context())
+    @property
+    def silent(self) -> bool:
+        """Nothing was said within the pause."""
+        return self._sender is None or self._sender.done()
 
-    async def _send(self) -> None:
+    def told(self) -> None:
+        """A word went out with its run: the pause begins."""
+        self._start(WAKE_EVERY)
+
+    def _start(self, after: float = 0.0) -> None:
+        if self.silent:
+            self._sender = asyncio.create_task(self._send(after), name="hourhand-waker", context=Context())
+
+    async def _send(self, after: float) -> None:
+        if after:
+            await asyncio.sleep(after)
         while self._lowest or self._words:
             words = [f"r:{lane}:{seq}" for lane, seq in self._lowest.items()] + sorted(self._words)
             self._lowest, self._words = {}, set()
@@ -69,11 +80,12 @@ class Waker:
 class Combiner:
     """Plain runs over one connection. Those that arrive while a statement is under way share the next.
 
-    One caller at a time pays one commit, as it must; a thousand at a time share a few.
+    One caller at a time pays one commit, as it must; a thousand at a time share a few. The workers hear of them.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, waker: Waker) -> None:
         self._link = link
+        self._waker = waker
         self._busy = False
         self._waiting: list[tuple[int, str, str, str | None, asyncio.Future[int | None]]] = []
         self._sender: asyncio.Task[None] | None = None
@@ -100,6 +112,8 @@ class Combiner:
             try:
                 rows = await self._link.fetch("enqueue_plains", lanes, tasks, payloads, options)
                 outcomes: list[int | BaseException | None] = [row[0] for row in rows]
+                for lane, row in zip(lanes, rows, strict=False):  # all, or none
+                    self._waker.wake(lane, row[0])
                 if not rows:
                     outcomes = [await self._alone(*one[:4]) for one in batch]
             except StatementRefused:
@@ -122,8 +136,17 @@ class Combiner:
             return error
 
     async def _put(self, lane: int, task: str, payload: str, options: str | None) -> int | None:
-        rows = await self._link.fetch("enqueue_plain", lane, task, payload, options)
-        return int(rows[0][0]) if rows else None
+        run: int | None
+        if self._waker.silent and not self._link.pooled:
+            (run,) = await self._link.call("enqueue_told", lane, task, payload, options)
+            if run is not None:
+                self._waker.told()
+        else:
+            rows = await self._link.fetch("enqueue_plain", lane, task, payload, options)
+            run = rows[0][0] if rows else None
+            if run is not None:
+                self._waker.wake(lane, run)
+        return run
 
     async def close(self) -> None:
         if self._sender is not None:
@@ -145,26 +168,24 @@ class EnqueueGateway:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waker = Waker(database)
-        self._combiner = Combiner(database.link("enqueuer"))
+        self._combiner = Combiner(database.link("enqueuer"), self._waker)
         self._queues: dict[str, int] = {}
 
     async def enqueue(self, arguments: tuple[Any, ...], doing: Doing | None = None) -> tuple[int, bool]:
         """`doing`: the trace that it is a part of."""
         task, payload, queue, priority, delay, at, *rest = arguments
         kept = rest[-1] if doing is None else doing.kept(rest[-1])
-        run: int | None = None
-        duplicate = False
         if delay is None and at is None and rest == _NOTHING:
             lane = lane_of(await self.queue_number(queue), priority)
             run = await self._combiner.enqueue(lane, task, payload, kept)
-        if run is None:
-            # With a time in it the run may be due at once or not: the function knows, and tells the workers.
-            timed = delay is not None or at is not None
-            run, duplicate, lane = (await self._database.fetch("enqueue", *arguments[:-1], kept, timed))[0]
-            if duplicate or timed:
-                return int(run), duplicate
-        self._waker.wake(lane, run)
-        return run, duplicate
+            if run is not None:
+                return run, False
+        # With a time in it the run may be due at once or not: the function knows, and tells the workers.
+        timed = delay is not None or at is not None
+        number, duplicate, lane = (await self._database.fetch("enqueue", *arguments[:-1], kept, timed))[0]
+        if not duplicate and not timed:
+            self._waker.wake(lane, number)
+        return number, duplicate
 
     async def queue_number(self, queue: str) -> int:
         """Queues are never removed, so a number once known stays right."""

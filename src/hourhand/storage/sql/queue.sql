@@ -16,8 +16,12 @@ SELECT number, number, clock_timestamp(), $1, $2, $3::text::jsonb, $4::text::jso
 WHERE NOT EXISTS (SELECT FROM hourhand.queues WHERE id = $1 / 4 AND max_depth IS NOT NULL)
 RETURNING run_id;
 
+-- name: enqueue_told
+-- The same, and the word that wakes a worker for it, neither of which waits for the disk; the statement does.
+CALL hourhand.enqueue_told($1, $2, $3, $4, NULL);
+
 -- name: enqueue_plains
--- The same for those that came while the statement before was under way; in the order they came.
+-- As `enqueue_plain`, for those that came while the statement before was under way; in the order they came.
 INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
 SELECT number, number, clock_timestamp(), lane, task, payload::jsonb, options::jsonb
 FROM (SELECT nextval('hourhand.run_numbers') AS number, lane, task, payload, options

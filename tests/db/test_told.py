@@ -1,0 +1,139 @@
+"""A run and the word that wakes a worker for it do not wait for the disk; whoever enqueues it does, and whoever claims it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from hourhand import Hourhand
+from hourhand.storage.enqueue import WAKE_EVERY
+from hourhand.storage.migrate import migrate
+from tests.conftest import missing
+from tests.db.test_worker import working
+from tests.support.fleet import until
+from tests.support.servers import OwnServer, have_server
+
+WRITE = "SELECT pg_logical_emit_message(true, 'probe', '')"
+WAITING = "SELECT coalesce(array_agg(application_name), '{}') FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+@pytest.fixture(params=[15, 18])
+async def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnServer]:
+    if not have_server(request.param):
+        missing(f"no PostgreSQL {request.param} programs on this machine")
+    one = OwnServer(tmp_path_factory.mktemp("own"), request.param)
+    connection = await asyncpg.connect(one.start())
+    await migrate(connection, "hourhand")
+    await connection.close()
+    yield one
+    one.stop()
+
+
+@asynccontextmanager
+async def slow_commits(server: OwnServer, sql: asyncpg.Connection) -> AsyncIterator[None]:
+    """As with a disk that takes for ever: every commit waits for a standby that does not exist, until the end."""
+    await sql.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    await sql.execute("SELECT pg_reload_conf()")
+    probe = await asyncpg.connect(server.url, server_settings={"application_name": "probe"})
+    probing = asyncio.create_task(probe.execute(WRITE))
+
+    async def begun() -> bool:
+        nonlocal probing
+        if probing.done():  # the server had not heard of it yet
+            probing = asyncio.create_task(probe.execute(WRITE))
+        return "probe" in await sql.fetchval(WAITING)
+
+    await until(begun, "commits to wait")
+    try:
+        yield
+    finally:
+        await sql.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        await sql.execute("SELECT pg_reload_conf()")
+        await probing
+        await probe.close()
+
+
+async def test_the_word_goes_out_at_once_and_nothing_is_said_or_started_before_the_run_is_on_disk(server: OwnServer) -> None:
+    sql = await asyncpg.connect(server.url)
+    words: list[str] = []
+    await sql.add_listener("hourhand", lambda *heard: words.append(str(heard[-1])))
+    started: list[int] = []
+    async with Hourhand(server.url) as app:
+
+        @app.task
+        async def note(n: int) -> None:
+            started.append(n)
+
+        async with working(app):
+            await note.enqueue(n=0)  # what has to be opened is open, and both know the queue
+
+            async def ran() -> bool:
+                return started == [0]
+
+            await until(ran, "the first one to run")
+            await asyncio.sleep(2 * WAKE_EVERY)
+            words.clear()
+            async with slow_commits(server, sql):
+                enqueueing = asyncio.create_task(note.enqueue(n=1))
+
+                async def both_wait() -> bool:
+                    return {"hourhand enqueuer", "hourhand claimer"} <= {*await sql.fetchval(WAITING)}
+
+                await until(both_wait, "the run to be put in, heard of and claimed, and both commits to wait")
+                assert [word for word in words if word.startswith("r:")], "NOTIFY did not wait"
+                await asyncio.wait_for(sql.execute("NOTIFY others"), 10)  # nobody holds its lock meanwhile
+                assert (enqueueing.done(), started) == (False, [0])
+            await enqueueing
+
+            async def ran_too() -> bool:
+                return started == [0, 1]
+
+            await until(ran_too, "the second one to run")
+    await sql.close()
+
+
+async def test_what_was_enqueued_survives_a_crash_at_once(server: OwnServer) -> None:
+    """The log's writer comes by once in ten seconds here: nobody else brings it to the disk in time."""
+    sql = await asyncpg.connect(server.url)
+    await sql.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    await sql.close()
+    server.halt()
+    server.again()
+    async with Hourhand(server.url) as app:
+        made = []
+        for n in range(5):
+            made.append((await app.enqueue("noop", {"n": n}))._number)
+            await asyncio.sleep(2 * WAKE_EVERY)
+        server.halt("immediate")
+    server.again()
+    sql = await asyncpg.connect(server.url)
+    assert [row[0] for row in await sql.fetch("SELECT run_id FROM hourhand.ready ORDER BY 1")] == made
+    await sql.close()
+
+
+async def test_one_word_in_a_while_however_many_are_enqueued(server: OwnServer) -> None:
+    sql = await asyncpg.connect(server.url)
+    words: list[str] = []
+    await sql.add_listener("hourhand", lambda *heard: words.append(str(heard[-1])))
+    async with Hourhand(server.url) as app:
+        await app.enqueue("noop")
+        began = time.monotonic()
+        for _ in range(300):
+            await app.enqueue("noop")
+        seconds = time.monotonic() - began
+    last = await sql.fetchval("SELECT max(seq) FROM hourhand.ready")
+    await sql.execute("NOTIFY hourhand, 'end'")
+
+    async def ended() -> bool:
+        return "end" in words
+
+    await until(ended, "all words")
+    told = [int(word.split(":")[2]) for word in words if word.startswith("r:")]
+    assert len(told) <= seconds / WAKE_EVERY + 2
+    assert max(told) <= last
+    await sql.close()
