@@ -58,10 +58,21 @@ async def slow_commits(server: OwnServer, sql: asyncpg.Connection) -> AsyncItera
         await probe.close()
 
 
+async def words_of(sql: asyncpg.Connection) -> list[int]:
+    """The numbers that were told, as they come in."""
+    told: list[int] = []
+
+    def hear(_connection: object, _pid: int, _channel: str, word: object) -> None:
+        if str(word).startswith("r:"):
+            told.append(int(str(word).split(":")[2]))
+
+    await sql.add_listener("hourhand", hear)
+    return told
+
+
 async def test_the_word_goes_out_at_once_and_nothing_is_said_or_started_before_the_run_is_on_disk(server: OwnServer) -> None:
     sql = await asyncpg.connect(server.url)
-    words: list[str] = []
-    await sql.add_listener("hourhand", lambda *heard: words.append(str(heard[-1])))
+    told = await words_of(sql)
     started: list[int] = []
     async with Hourhand(server.url) as app:
 
@@ -77,7 +88,7 @@ async def test_the_word_goes_out_at_once_and_nothing_is_said_or_started_before_t
 
             await until(ran, "the first one to run")
             await asyncio.sleep(2 * WAKE_EVERY)
-            words.clear()
+            told.clear()
             async with slow_commits(server, sql):
                 enqueueing = asyncio.create_task(note.enqueue(n=1))
 
@@ -85,7 +96,7 @@ async def test_the_word_goes_out_at_once_and_nothing_is_said_or_started_before_t
                     return {"hourhand enqueuer", "hourhand claimer"} <= {*await sql.fetchval(WAITING)}
 
                 await until(both_wait, "the run to be put in, heard of and claimed, and both commits to wait")
-                assert [word for word in words if word.startswith("r:")], "NOTIFY did not wait"
+                assert told, "NOTIFY did not wait"
                 await asyncio.wait_for(sql.execute("NOTIFY others"), 10)  # nobody holds its lock meanwhile
                 assert (enqueueing.done(), started) == (False, [0])
             await enqueueing
@@ -116,24 +127,93 @@ async def test_what_was_enqueued_survives_a_crash_at_once(server: OwnServer) -> 
     await sql.close()
 
 
-async def test_one_word_in_a_while_however_many_are_enqueued(server: OwnServer) -> None:
+async def test_few_words_however_many_are_enqueued_and_none_is_forgotten(server: OwnServer) -> None:
     sql = await asyncpg.connect(server.url)
-    words: list[str] = []
-    await sql.add_listener("hourhand", lambda *heard: words.append(str(heard[-1])))
+    told = await words_of(sql)
     async with Hourhand(server.url) as app:
-        await app.enqueue("noop")
         began = time.monotonic()
         for _ in range(300):
             await app.enqueue("noop")
         seconds = time.monotonic() - began
-    last = await sql.fetchval("SELECT max(seq) FROM hourhand.ready")
-    await sql.execute("NOTIFY hourhand, 'end'")
 
-    async def ended() -> bool:
-        return "end" in words
+        async def up_to(number: int) -> bool:
+            return bool(told) and max(told) >= number
 
-    await until(ended, "all words")
-    told = [int(word.split(":")[2]) for word in words if word.startswith("r:")]
-    assert len(told) <= seconds / WAKE_EVERY + 2
-    assert max(told) <= last
+        assert len(told) <= seconds / WAKE_EVERY + 2
+        await asyncio.sleep(2 * WAKE_EVERY)
+        first, second = (await app.enqueue("noop"))._number, (await app.enqueue("noop"))._number
+        await until(lambda: up_to(second), "a word of the second one, which has none of its own")
+        await asyncio.sleep(2 * WAKE_EVERY)
+        together = sorted(one._number for one in await asyncio.gather(*(app.enqueue("noop") for _ in range(10))))
+        await until(lambda: up_to(together[1]), "a word of those that shared a statement")
+        assert {first, together[0]} <= {*told}
+    await sql.close()
+
+
+async def test_a_run_does_not_wait_for_those_who_keep_its_word_waiting(server: OwnServer) -> None:
+    """Somebody's NOTIFY is a part of a commit that takes its time: its lock is not to be had, and the run goes in without its word."""
+    sql, other = (
+        await asyncpg.connect(server.url),
+        await asyncpg.connect(server.url, server_settings={"application_name": "other"}),
+    )
+    told = await words_of(sql)
+    async with Hourhand(server.url) as app:
+        await app.enqueue("noop")
+        await asyncio.sleep(2 * WAKE_EVERY)
+        async with slow_commits(server, sql):
+            telling = asyncio.create_task(other.execute(f"{WRITE}; NOTIFY others"))
+
+            async def it_waits(name: str) -> bool:
+                return name in await sql.fetchval(WAITING)
+
+            await until(lambda: it_waits("other"), "its commit to wait")
+            enqueueing = asyncio.create_task(app.enqueue("noop"))
+            await until(lambda: it_waits("hourhand enqueuer"), "the run to be put in")
+        await telling
+        number = (await enqueueing)._number
+
+        async def heard() -> bool:
+            return number in told
+
+        await until(heard, "its word, later")
+    await other.close()
+    await sql.close()
+
+
+async def test_who_gives_up_waiting_does_not_keep_others_from_enqueueing(server: OwnServer) -> None:
+    sql = await asyncpg.connect(server.url)
+    async with Hourhand(server.url) as app:
+        first = (await app.enqueue("noop"))._number
+        await asyncio.sleep(2 * WAKE_EVERY)
+        async with slow_commits(server, sql):
+            enqueueing = asyncio.create_task(app.enqueue("noop"))
+
+            async def it_waits() -> bool:
+                return "hourhand enqueuer" in await sql.fetchval(WAITING)
+
+            await until(it_waits, "its commit to wait")
+            enqueueing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await enqueueing
+        last = (await app.enqueue("noop"))._number
+    assert [row[0] for row in await sql.fetch("SELECT run_id FROM hourhand.ready ORDER BY 1")] == [first, first + 1, last]
+    await sql.close()
+
+
+async def test_without_the_right_to_take_its_word_along_a_run_goes_without(server: OwnServer) -> None:
+    sql = await asyncpg.connect(server.url)
+    for (function,) in await sql.fetch("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'"):
+        await sql.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+    await sql.execute("CREATE ROLE web LOGIN")
+    await sql.execute("GRANT USAGE ON SCHEMA hourhand TO web; GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA hourhand TO web")
+    await sql.execute("GRANT USAGE ON SEQUENCE hourhand.run_numbers TO web")
+    told = await words_of(sql)
+    async with Hourhand(server.url.replace("postgres@", "web@")) as app:
+        number = (await app.enqueue("noop"))._number
+
+        async def heard() -> bool:
+            return number in told
+
+        await until(heard, "its word")
+    assert [row[0] for row in await sql.fetch("SELECT run_id FROM hourhand.ready")] == [number], "once"
     await sql.close()

@@ -377,7 +377,10 @@ class Link:
         with self._told(name):
             connection = await self._open()
             with self._database.trips.timed(name):
-                return (await connection.fetch(self._database.sql[name], *args))[0]
+                try:
+                    return (await connection.fetch(self._database.sql[name], *args))[0]
+                except asyncpg.QueryCanceledError as error:
+                    raise DatabaseUnavailable(f"cancelled half-way, so it may be done or not: {error}") from error
 
     async def command(self, text: str, timeout: float) -> None:
         """One that takes names, not values, and cannot be a part of a transaction; not through a pooler."""

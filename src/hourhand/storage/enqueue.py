@@ -12,7 +12,8 @@ from typing import Any
 
 import asyncpg
 
-from hourhand.core.errors import DatabaseUnavailable, InvalidOption, QueueFull, StatementRefused
+from hourhand.core.clock import Clock
+from hourhand.core.errors import HourhandError, InvalidOption, LockTimeout, QueueFull, StatementRefused
 from hourhand.core.fairness import lane_of
 from hourhand.core.options import EnqueueOptions
 from hourhand.core.sealing import Sealer
@@ -21,6 +22,8 @@ from hourhand.storage.database import Database, Link, queue_full
 from hourhand.storage.flow import COPY_CHUNK, Flow, Payloads, chunks
 
 WAKE_EVERY = 0.005
+SILENCE = 1.0
+"""Seconds for which runs go without their words, where a word would have kept its run waiting."""
 _NOTHING = [None] * 5
 _SHARED = ("run_id", "scheduled_at", "enqueued_at", "expires_at", "lane", "task", "payload", "tags", "options")
 
@@ -53,7 +56,7 @@ class Waker:
         return self._sender is None or self._sender.done()
 
     def told(self) -> None:
-        """A word went out with its run: the pause begins."""
+        """A word goes out with its run: the pause begins."""
         self._start(WAKE_EVERY)
 
     def _start(self, after: float = 0.0) -> None:
@@ -68,7 +71,7 @@ class Waker:
             self._lowest, self._words = {}, set()
             try:
                 await self._database.fetch("notify", words)
-            except DatabaseUnavailable:
+            except HourhandError:
                 return
             await asyncio.sleep(WAKE_EVERY)
 
@@ -86,6 +89,8 @@ class Combiner:
     def __init__(self, link: Link, waker: Waker) -> None:
         self._link = link
         self._waker = waker
+        self._may_tell: bool | None = None
+        self._silent_until = 0.0
         self._busy = False
         self._waiting: list[tuple[int, str, str, str | None, asyncio.Future[int | None]]] = []
         self._sender: asyncio.Task[None] | None = None
@@ -136,17 +141,27 @@ class Combiner:
             return error
 
     async def _put(self, lane: int, task: str, payload: str, options: str | None) -> int | None:
-        run: int | None
-        if self._waker.silent and not self._link.pooled:
-            (run,) = await self._link.call("enqueue_told", lane, task, payload, options)
-            if run is not None:
-                self._waker.told()
-        else:
-            rows = await self._link.fetch("enqueue_plain", lane, task, payload, options)
-            run = rows[0][0] if rows else None
-            if run is not None:
-                self._waker.wake(lane, run)
-        return run
+        if await self._tells():
+            self._waker.told()
+            try:
+                run: int | None = (await self._link.call("enqueue_told", lane, task, payload, options))[0]
+            except (LockTimeout, StatementRefused):
+                # Nothing is in yet. If it was the word (others hold NOTIFY's lock, or its queue is full), the run does not wait for that.
+                self._silent_until = Clock.monotonic() + SILENCE
+            else:
+                return run
+        rows = await self._link.fetch("enqueue_plain", lane, task, payload, options)
+        for row in rows:
+            self._waker.wake(lane, row[0])
+        return rows[0][0] if rows else None
+
+    async def _tells(self) -> bool:
+        """Whether a run takes its word along."""
+        if self._link.pooled or not self._waker.silent or Clock.monotonic() < self._silent_until:
+            return False
+        if self._may_tell is None:
+            self._may_tell = bool((await self._link.fetch("may_tell"))[0][0])
+        return self._may_tell
 
     async def close(self) -> None:
         if self._sender is not None:

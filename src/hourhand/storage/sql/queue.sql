@@ -20,6 +20,11 @@ RETURNING run_id;
 -- The same, and the word that wakes a worker for it, neither of which waits for the disk; the statement does.
 CALL hourhand.enqueue_told($1, $2, $3, $4, NULL);
 
+-- name: may_tell
+-- Or its rights were taken away, as some do with all functions.
+SELECT bool_and(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc
+WHERE proname = 'pg_logical_emit_message' OR oid = to_regprocedure('hourhand.enqueue_told(integer, text, text, text, bigint)');
+
 -- name: enqueue_plains
 -- As `enqueue_plain`, for those that came while the statement before was under way; in the order they came.
 INSERT INTO hourhand.ready (seq, run_id, scheduled_at, lane, task, payload, options)
