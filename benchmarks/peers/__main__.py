@@ -1,4 +1,4 @@
-"""`make bench-peers`: the same measures for Hourhand and its peers, one after another on one machine."""
+"""`make bench-peers`: the same measures for Hourhand and its peers, by turns on one machine."""
 
 from __future__ import annotations
 
@@ -74,44 +74,66 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
         needed = {peer.server for peer in chosen}
         addresses = {name: stack.enter_context(getattr(servers, name)(scratch)).url for name in sorted(needed)}
         about = {**observe.machine(), **asyncio.run(programs(addresses))}
-        for peer in chosen:
-            kept = results["peers"].setdefault(peer.name, {})
-            for name in options.measures:
-                progress.update(task, description=f"{peer.title}: {name}")
-                kept[name] = {**about, **asyncio.run(one_measure(peer, name, addresses, scratch, options))}
-                options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-                progress.console.print(f"{peer.title}, {name}: {told(kept[name])}")
-                progress.advance(task)
+        for name in options.measures:
+            takings = [Taking(peer, name, addresses, scratch, options) for peer in chosen]
+            # Round by round, so that a slow hour of the machine's is everybody's.
+            while waiting := [one for one in takings if not one.over]:
+                for one in waiting:
+                    progress.update(task, description=f"{one.peer.title}: {name}")
+                    asyncio.run(one.round())
+                    if one.over:
+                        kept = results["peers"].setdefault(one.peer.name, {})
+                        kept[name] = {**about, **one.result()}
+                        options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+                        progress.console.print(f"{one.peer.title}, {name}: {told(kept[name])}")
+                        progress.advance(task)
 
 
-async def one_measure(peer: Peer, name: str, addresses: dict[str, str], scratch: Path, options: argparse.Namespace) -> Result:
-    """Medians and all rounds, those that failed too; or why there is none."""
-    stamp: Result = {**observe.stamp(), "versions": peer.versions()}
-    if name in peer.no:
-        return {**stamp, "no": peer.no[name]}
-    if name == "held" and peer.server != "postgresql":
-        return {**stamp, "no": "keeps its runs elsewhere than in PostgreSQL"}
-    stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
-    take = getattr(measures, name)
-    if name == "held":
-        take = partial(take, seconds=options.held)
-    rounds: list[dict[str, float]] = []
-    failed: list[str] = []
-    for _ in range(1 if name == "held" else options.rounds):
-        try:
-            rounds.append(await take(stage))
-        except measures.Stalled as stalled:
-            if not rounds:
-                # Patience is long: who cannot do it once is not asked again.
-                return {**stamp, "no": str(stalled), **stalled.so_far}
-            failed.append(str(stalled))
-        except Exception as error:  # one that breaks down must not take the hours of the others along
-            failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
-    if not rounds:
-        return {**stamp, "no": failed[-1]}
-    if failed:
-        stamp["failed"] = failed
-    return {**stamp, "rounds": rounds, **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]}}
+class Taking:
+    """One measure of one peer: medians and all rounds, those that failed too; or why there is none."""
+
+    def __init__(self, peer: Peer, name: str, addresses: dict[str, str], scratch: Path, options: argparse.Namespace) -> None:
+        self.peer = peer
+        self._stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
+        self._take = partial(measures.held, seconds=options.held) if name == "held" else getattr(measures, name)
+        self._left = 1 if name == "held" else options.rounds
+        self._rounds: list[dict[str, float]] = []
+        self._failed: list[str] = []
+        self._no: Result | None = None
+        if name in peer.no:
+            self._no = {"no": peer.no[name]}
+        elif name == "held" and peer.server != "postgresql":
+            self._no = {"no": "keeps its runs elsewhere than in PostgreSQL"}
+
+    @property
+    def over(self) -> bool:
+        return self._left == 0
+
+    async def round(self) -> None:
+        self._left -= 1
+        if self._no is None:
+            try:
+                self._rounds.append(await self._take(self._stage))
+            except measures.Stalled as stalled:
+                self._failed.append(str(stalled))
+                if not self._rounds:
+                    # Patience is long: who cannot do it once is not asked again.
+                    self._no = {"no": str(stalled), **stalled.so_far}
+            except Exception as error:  # one that breaks down must not take the hours of the others along
+                self._failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
+        if self._no is not None:
+            self._left = 0
+
+    def result(self) -> Result:
+        stamp: Result = {**observe.stamp(), "versions": self.peer.versions()}
+        if self._no is not None:
+            return {**stamp, **self._no}
+        if not self._rounds:
+            return {**stamp, "no": self._failed[-1]}
+        if self._failed:
+            stamp["failed"] = self._failed
+        medians = {key: statistics.median(one[key] for one in self._rounds) for key in self._rounds[0]}
+        return {**stamp, "rounds": self._rounds, **medians}
 
 
 def told(result: Result) -> str:

@@ -147,8 +147,10 @@ async def test_rounds_that_fail_are_told(
 ) -> None:
     monkeypatch.setattr(measures, "kill", rounds(*told))
     options = argparse.Namespace(runs=None, rounds=3, held=1.0)
-    result = await bench.one_measure(field.peers()[0], "kill", {}, tmp_path, options)
-    assert {key: value for key, value in result.items() if key not in ("at", "commit", "versions", "rounds")} == found
+    taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, options)
+    while not taking.over:
+        await taking.round()
+    assert {key: value for key, value in taking.result().items() if key not in ("at", "commit", "versions", "rounds")} == found
 
 
 def test_notes_tell_why_not_and_what_failed() -> None:
