@@ -11,26 +11,19 @@ import asyncpg
 import pytest
 
 from hourhand import Hourhand
-from hourhand.storage.migrate import migrate
-from tests.conftest import missing
 from tests.support.fleet import Fleet, make_sink, until, where
-from tests.support.servers import OwnServer, have_server
+from tests.support.servers import OwnServer, own_server
 
 SCHEMA = "hourhand"
 
 
 @pytest.fixture(params=[15, 18])
 async def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnServer]:
-    if not have_server(request.param):
-        missing(f"no PostgreSQL {request.param} programs on this machine")
-    one = OwnServer(tmp_path_factory.mktemp("own"), request.param)
-    url = one.start()
-    connection = await asyncpg.connect(url)
-    await migrate(connection, SCHEMA)
-    await make_sink(connection, SCHEMA)
-    await connection.close()
-    yield one
-    one.stop()
+    async with own_server(request.param, tmp_path_factory.mktemp("own")) as one:
+        connection = await asyncpg.connect(one.url)
+        await make_sink(connection, SCHEMA)
+        await connection.close()
+        yield one
 
 
 async def outside(url: str) -> asyncpg.Connection:

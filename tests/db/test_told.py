@@ -12,11 +12,9 @@ import pytest
 
 from hourhand import Hourhand
 from hourhand.storage.enqueue import WAKE_EVERY
-from hourhand.storage.migrate import migrate
-from tests.conftest import missing
 from tests.db.test_worker import working
 from tests.support.fleet import until
-from tests.support.servers import OwnServer, have_server
+from tests.support.servers import OwnServer, own_server
 
 WRITE = "SELECT pg_logical_emit_message(true, 'probe', '')"
 WAITING = "SELECT coalesce(array_agg(application_name), '{}') FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -24,14 +22,8 @@ WAITING = "SELECT coalesce(array_agg(application_name), '{}') FROM pg_stat_activ
 
 @pytest.fixture(params=[15, 18])
 async def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnServer]:
-    if not have_server(request.param):
-        missing(f"no PostgreSQL {request.param} programs on this machine")
-    one = OwnServer(tmp_path_factory.mktemp("own"), request.param)
-    connection = await asyncpg.connect(one.start())
-    await migrate(connection, "hourhand")
-    await connection.close()
-    yield one
-    one.stop()
+    async with own_server(request.param, tmp_path_factory.mktemp("own")) as one:
+        yield one
 
 
 @asynccontextmanager
@@ -56,6 +48,16 @@ async def slow_commits(server: OwnServer, sql: asyncpg.Connection) -> AsyncItera
         await sql.execute("SELECT pg_reload_conf()")
         await probing
         await probe.close()
+
+
+async def silence(app: Hourhand) -> None:
+    """Until the next run takes its word along."""
+    waker = (await app._open()).gateway._waker
+
+    async def silent() -> bool:
+        return waker.silent
+
+    await until(silent, "the pause after a word to be over")
 
 
 async def words_of(sql: asyncpg.Connection) -> list[int]:
@@ -87,7 +89,7 @@ async def test_the_word_goes_out_at_once_and_nothing_is_said_or_started_before_t
                 return started == [0]
 
             await until(ran, "the first one to run")
-            await asyncio.sleep(2 * WAKE_EVERY)
+            await silence(app)
             told.clear()
             async with slow_commits(server, sql):
                 enqueueing = asyncio.create_task(note.enqueue(n=1))
@@ -119,7 +121,7 @@ async def test_what_was_enqueued_survives_a_crash_at_once(server: OwnServer) -> 
         made = []
         for n in range(5):
             made.append((await app.enqueue("noop", {"n": n}))._number)
-            await asyncio.sleep(2 * WAKE_EVERY)
+            await silence(app)
         server.halt("immediate")
     server.again()
     sql = await asyncpg.connect(server.url)
@@ -140,10 +142,10 @@ async def test_few_words_however_many_are_enqueued_and_none_is_forgotten(server:
             return bool(told) and max(told) >= number
 
         assert len(told) <= seconds / WAKE_EVERY + 2
-        await asyncio.sleep(2 * WAKE_EVERY)
+        await silence(app)
         first, second = (await app.enqueue("noop"))._number, (await app.enqueue("noop"))._number
         await until(lambda: up_to(second), "a word of the second one, which has none of its own")
-        await asyncio.sleep(2 * WAKE_EVERY)
+        await silence(app)
         together = sorted(one._number for one in await asyncio.gather(*(app.enqueue("noop") for _ in range(10))))
         await until(lambda: up_to(together[1]), "a word of those that shared a statement")
         assert {first, together[0]} <= {*told}
@@ -159,7 +161,7 @@ async def test_a_run_does_not_wait_for_those_who_keep_its_word_waiting(server: O
     told = await words_of(sql)
     async with Hourhand(server.url) as app:
         await app.enqueue("noop")
-        await asyncio.sleep(2 * WAKE_EVERY)
+        await silence(app)
         async with slow_commits(server, sql):
             telling = asyncio.create_task(other.execute(f"{WRITE}; NOTIFY others"))
 
@@ -184,7 +186,7 @@ async def test_who_gives_up_waiting_does_not_keep_others_from_enqueueing(server:
     sql = await asyncpg.connect(server.url)
     async with Hourhand(server.url) as app:
         first = (await app.enqueue("noop"))._number
-        await asyncio.sleep(2 * WAKE_EVERY)
+        await silence(app)
         async with slow_commits(server, sql):
             enqueueing = asyncio.create_task(app.enqueue("noop"))
 

@@ -7,9 +7,15 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
+
 from hourhand.storage.embedded import MAJOR, Binaries, EmbeddedServer, find_owner
+from hourhand.storage.migrate import migrate
+from tests.conftest import missing
 
 
 class OwnServer(EmbeddedServer):
@@ -38,6 +44,21 @@ class OwnServer(EmbeddedServer):
 
 def have_server(major: int) -> bool:
     return major == MAJOR or Path(f"/usr/lib/postgresql/{major}/bin/initdb").exists()
+
+
+@asynccontextmanager
+async def own_server(major: int, directory: Path) -> AsyncIterator[OwnServer]:
+    """One with our tables in it."""
+    if not have_server(major):
+        missing(f"no PostgreSQL {major} programs on this machine")
+    one = OwnServer(directory, major)
+    connection = await asyncpg.connect(one.start())
+    await migrate(connection, "hourhand")
+    await connection.close()
+    try:
+        yield one
+    finally:
+        one.stop()
 
 
 def free_port() -> int:
