@@ -186,6 +186,7 @@ def _yaml_tokens(text: str) -> Iterator[_Token]:
     documents = 0
     try:
         for event in yaml.parse(text, Loader=loader):
+            assert event.start_mark is not None  # only an event that is made by hand has none
             line = event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
