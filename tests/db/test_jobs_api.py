@@ -321,7 +321,7 @@ async def test_an_open_transaction_that_adds_a_job_keeps_nobody_waiting(
         f"SELECT s.shard, s.id, s.next_run_at FROM {schema}.jobs j JOIN {schema}.schedules s ON s.id = j.schedule_id WHERE j.name = 'first'"
     )
     await sql.execute(f"UPDATE {schema}.schedules SET next_run_at = next_run_at - interval '1 day' WHERE id = $1", schedule)
-    await sql.execute(f"UPDATE {schema}.jobs SET active_since = active_since - interval '2 days'")
+    await sql.execute(f"UPDATE {schema}.jobs SET active_since = active_since - interval '2 days', misfire_grace = 1e9")
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [shard], [node])
     planned = Planned(schedule, due - timedelta(days=1), due)
