@@ -195,14 +195,17 @@ async def test_keys_and_themes(page: Page) -> None:
     assert re.fullmatch("light|dark", theme)
 
 
+async def refreshed(page: Page) -> None:
+    async def seen() -> bool:
+        return bool(await page.evaluate("document.documentElement.dataset.refreshed"))
+
+    await until(seen, "a refresh")
+
+
 async def test_a_page_comes_back_when_the_connection_does(page: Page, site: Site) -> None:
     await page.goto("/")
     await expect(page.locator("#live")).to_have_text("live")
-
-    async def refreshed() -> bool:
-        return bool(await page.evaluate("document.documentElement.dataset.refreshed"))
-
-    await until(refreshed, "a refresh")
+    await refreshed(page)
 
 
 async def test_the_keyboards_place_survives_a_refresh(page: Page, site: Site) -> None:
@@ -214,6 +217,39 @@ async def test_the_keyboards_place_survives_a_refresh(page: Page, site: Site) ->
     await site.app.enqueue("export", {"rows": 1})
     await expect(page.locator("#queues tbody[data-old]")).to_have_count(0, timeout=30_000)
     await expect(stop).to_be_focused()
+
+
+async def test_a_click_survives_a_refresh_and_does_not_end_them(page: Page, site: Site) -> None:
+    await page.goto("/queues")
+    await expect(page.locator("#live")).to_have_text("live")
+    await page.locator("tr#mail td").nth(2).click()
+    await page.evaluate("document.querySelector('#queues tbody').dataset.old = 'yes'")
+    await site.app.enqueue("export", {"rows": 1})
+    await expect(page.locator("#queues tbody[data-old]")).to_have_count(0, timeout=30_000)
+    link = page.locator("tr#mail").get_by_role("link").first
+    to = await link.get_attribute("href")
+    await link.hover()
+    await page.mouse.down()
+    await page.evaluate("document.querySelector('#queues tbody').dataset.old = 'yes'")
+    await page.evaluate("delete document.documentElement.dataset.refreshed")
+    await site.app.enqueue("export", {"rows": 1})
+    await refreshed(page)
+    await page.mouse.up()
+    await page.wait_for_url(f"**{to}")
+
+
+@pytest.mark.parametrize("press", ["right", "left behind"])
+async def test_a_press_that_is_not_released_here_does_not_end_the_refreshes(page: Page, site: Site, press: str) -> None:
+    """A menu or another window takes the mouse, and some systems tell nobody."""
+    await page.goto("/queues")
+    await expect(page.locator("#live")).to_have_text("live")
+    body = page.locator("#queues tbody")
+    await body.evaluate("one => { one.dataset.old = 'yes'; }")
+    await body.dispatch_event("pointerdown", {"button": 2 if press == "right" else 0, "bubbles": True})
+    if press == "left behind":
+        await page.evaluate("window.dispatchEvent(new Event('blur'))")
+    await site.app.enqueue("export", {"rows": 1})
+    await expect(page.locator("#queues tbody[data-old]")).to_have_count(0, timeout=30_000)
 
 
 async def test_many_tabs_share_one_stream(page: Page, site: Site) -> None:
@@ -228,11 +264,7 @@ async def test_many_tabs_share_one_stream(page: Page, site: Site) -> None:
     # The one that listened is gone: another listens for all.
     await others[0].evaluate("delete document.documentElement.dataset.refreshed")
     await site.app.enqueue("export", {"rows": 1})
-
-    async def refreshed() -> bool:
-        return bool(await others[0].evaluate("document.documentElement.dataset.refreshed"))
-
-    await until(refreshed, "a refresh")
+    await refreshed(others[0])
     await expect(others[-1].locator("#live")).to_have_text("live")
 
 

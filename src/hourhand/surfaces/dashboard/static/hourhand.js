@@ -29,9 +29,15 @@ function tell(root) {
 
 // The page again, where it has changed.
 let under = false, wanted = false, last = 0;
+// A link or a button that is replaced between press and release swallows the click.
+let pressed = null;
+document.addEventListener("pointerdown", (event) => { if (event.button === 0) pressed = event.target; }, true);
+for (const end of ["pointerup", "pointercancel", "contextmenu", "dragend", "blur"]) {
+  window.addEventListener(end, (event) => { if (end !== "blur" || event.target === window) setTimeout(() => { pressed = null; }); }, true);
+}
 function busy(part) {
   const focus = document.activeElement;
-  return (focus && focus !== document.body && part.contains(focus) && /^(INPUT|SELECT|TEXTAREA)$/.test(focus.tagName))
+  return part.contains(pressed) || (focus && focus !== document.body && part.contains(focus) && /^(INPUT|SELECT|TEXTAREA)$/.test(focus.tagName))
     || part.querySelector("input[type=checkbox]:checked, details[open]");
 }
 const STOPS = "a[href], button, summary, [tabindex]";
