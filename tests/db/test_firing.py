@@ -40,7 +40,7 @@ async def make_schedule(sql: asyncpg.Connection, schema: str, shard: int, due: d
         " VALUES ($1, 'every', 'every 60s', 'UTC', 'shift', $2, $2) RETURNING id",
         shard, due,
     )  # fmt: skip
-    values = {"active_since": "'-infinity'", "start_at": "NULL", "end_at": "NULL", **job}
+    values = {"misfire_grace": "1e9", "active_since": "'-infinity'", "start_at": "NULL", "end_at": "NULL", **job}
     await sql.execute(
         f"INSERT INTO {schema}.jobs (id, schedule_id, lane, shard, name, task, payload, {', '.join(values)})"
         f" SELECT nextval('{schema}.job_numbers'), $1::bigint, 5, $2, $1::bigint || '-' || n, 'work', '{{}}', {', '.join(values.values())}"
@@ -201,6 +201,37 @@ async def test_firing_goes_by_index_with_many_jobs_registered(
     assert schedule != other
 
 
+@pytest.mark.parametrize("jobs", [0, 1, 3])
+@pytest.mark.parametrize(("strictest", "fires"), [("600", True), ("4", False)])
+async def test_what_is_later_than_one_of_its_jobs_puts_up_with_is_not_fired_as_if_in_time(
+    gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str, jobs: int, strictest: str, fires: bool
+) -> None:
+    """However old the plan is, by the database's clock, and whatever was known of the jobs when it was made."""
+    node = await make_node(sql, schema)
+    epochs = await gateway.take_shards(node, [7], [node])
+    due = await sql.fetchval("SELECT clock_timestamp() - interval '5 seconds'")
+    schedule = await make_schedule(sql, schema, 7, due, jobs=jobs, misfire_grace="60")
+    await sql.execute(f"UPDATE {schema}.jobs SET misfire_grace = {strictest} WHERE id = (SELECT max(id) FROM {schema}.jobs)")
+    fires |= not jobs
+    moved = await gateway.fire(node, epochs, [Planned(schedule, due, NEXT)])
+    assert moved == ({schedule: jobs} if fires else {})
+    assert await fired(sql, schema) == ((jobs, 1) if fires else (0, 0))
+
+
+async def test_in_its_first_second_it_is_in_time_whatever_its_jobs_say(
+    gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    node = await make_node(sql, schema)
+    epochs = await gateway.take_shards(node, [7], [node])
+    while True:
+        due = await sql.fetchval("SELECT clock_timestamp()")
+        schedule = await make_schedule(sql, schema, 7, due, misfire_grace="0")
+        moved = await gateway.fire(node, epochs, [Planned(schedule, due, NEXT)])
+        if await sql.fetchval("SELECT clock_timestamp() < $1", due + timedelta(seconds=1)):
+            break  # else the machine was slow, and it was not its first second
+    assert moved == {schedule: 1}
+
+
 MINUTES = [PAST + timedelta(minutes=n) for n in range(5)]
 
 
@@ -224,7 +255,7 @@ async def test_missed_windows_are_treated_as_the_job_asks(
 ) -> None:
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
-    schedule = await make_schedule(sql, schema, 7, PAST, missed_window=f"'{policy}'", max_missed=str(most))
+    schedule = await make_schedule(sql, schema, 7, PAST, misfire_grace="60", missed_window=f"'{policy}'", max_missed=str(most))
     answer = (await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 10.0))[schedule]
     assert (answer.runs, answer.left_out) == (len(runs), len(left_out))
     found = await sql.fetch(
@@ -254,7 +285,7 @@ async def test_what_is_within_the_grace_fires_whatever_the_policy(
 async def test_a_large_catch_up_is_spread_over_time(gateway: ScheduleGateway, sql: asyncpg.Connection, schema: str) -> None:
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
-    schedule = await make_schedule(sql, schema, 7, PAST, missed_window="'RUN_ALL'")
+    schedule = await make_schedule(sql, schema, 7, PAST, misfire_grace="60", missed_window="'RUN_ALL'")
     await gateway.fire_late(node, epochs, [Planned(schedule, PAST, NEXT)], [MINUTES], 2.0)
     rows = await sql.fetch(f"SELECT due_at, scheduled_at FROM {schema}.delayed ORDER BY due_at")
     gaps = [(later["due_at"] - earlier["due_at"]).total_seconds() for earlier, later in pairwise(rows)]
@@ -277,8 +308,8 @@ async def test_late_schedules_are_judged_together_and_each_by_itself(
     node = await make_node(sql, schema)
     epochs = await gateway.take_shards(node, [7], [node])
     hours = [PAST + timedelta(hours=n) for n in range(3)]
-    first = await make_schedule(sql, schema, 7, PAST, missed_window="'RUN_ALL'")
-    second = await make_schedule(sql, schema, 7, PAST + timedelta(hours=1), jobs=2)
+    first = await make_schedule(sql, schema, 7, PAST, misfire_grace="60", missed_window="'RUN_ALL'")
+    second = await make_schedule(sql, schema, 7, PAST + timedelta(hours=1), jobs=2, misfire_grace="60")
     stale = await make_schedule(sql, schema, 7, PAST + timedelta(hours=2))
     plans = [Planned(first, PAST, NEXT), Planned(second, hours[1], NEXT), Planned(stale, PAST, NEXT)]
     late = await gateway.fire_late(node, epochs, plans, [MINUTES, hours[1:], hours], 10.0)

@@ -95,6 +95,21 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     ),
     "line_up": ("'{5,9}', '{0,0}', 100, 1", {"ready": "ready_pkey: lane seq"}),
     "return_parked": ("'{1,2}', '{task1}', 100", {"parked": "parked_strange: task lane"}),
+    # Every few seconds, by whoever looks whether something is wrong, and whenever somebody asks for metrics.
+    "overdue_schedules": ("60", {"schedules": "schedules_due: shard next_run_at"}),
+    "firing_state": ("", {"schedules": "schedules_due: shard next_run_at"}),
+    "trigger_facts": ("60", {"schedules": "schedules_due: shard next_run_at", "jobs": ("Seq Scan", "jobs_")}),
+    "caught_up": ("60, 100", {"firings": "firings_fired_at_idx: fired_at"}),
+    "growing_dead": ("60, 100", {"dead": "dead_died: died_at"}),
+    "lost_runs": ("60, 100", {"runs": "runs_finished_at_idx: finished_at"}),
+    "waiting_runs": (
+        "",
+        {
+            "ready": "ready_pkey: lane",
+            "parked": ("parked_lane: lane", "parked_strange: "),
+            "delayed": "delayed_due: due_at",
+        },
+    ),
     # Once a minute; what it reads whole belongs to runs that live.
     "tidy": (
         "",

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import asyncpg
+import pytest
 
 from hourhand import Hourhand
 from hourhand.core.ring import SHARDS
+from hourhand.engine import scheduler as module
 from hourhand.engine.scheduler import Scheduler
 from tests.db.test_firing import make_schedule
 from tests.support.fleet import until
@@ -84,7 +86,7 @@ async def test_every_second_fires_once_while_schedulers_come_and_go(app: Hourhan
 
 async def test_a_schedule_that_was_behind_is_judged_and_goes_on(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
     due = await sql.fetchval("SELECT date_trunc('minute', clock_timestamp()) - interval '3 hours'")
-    schedule = await make_schedule(sql, schema, 9, due)
+    schedule = await make_schedule(sql, schema, 9, due, misfire_grace="60")
     async with scheduling(app):
 
         async def moved() -> bool:
@@ -101,14 +103,16 @@ async def test_a_schedule_that_was_behind_is_judged_and_goes_on(app: Hourhand, s
     assert decided["count"] + row["runs"] == row["count"], "every instant either ran or is on record"
 
 
-async def test_a_new_schedule_reaches_its_owner_by_its_word(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+async def test_a_new_schedule_reaches_its_owner_by_its_word(
+    app: Hourhand, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_EVERY", float("inf"))
     async with scheduling(app) as scheduler:
 
-        async def owns() -> bool:
-            return len(scheduler.elector.held) == SHARDS
+        async def swept() -> bool:
+            return len(scheduler._swept) == SHARDS
 
-        await until(owns, "all shards")
-        scheduler._sweep_at = float("inf")
+        await until(swept, "a look at all shards")
         schedule = await tick(sql, schema, 3)
         due = await sql.fetchval(
             f"SELECT extract(epoch FROM next_run_at)::float8 FROM {schema}.schedules WHERE id = $1", schedule

@@ -161,7 +161,10 @@ class Judge:
             return []
         mine = job.within([at for at in instants if part.since <= at and (part.until is None or at < part.until)])
         policies = job.policies
-        if fired.firing.late:
+        if not fired.firing.late:
+            patience = timedelta(seconds=max(1.0, policies.misfire_grace))
+            assert all(fired.started_at - at <= patience for at in mine), f"in time, by job {job.number}: {fired.firing}"
+        else:
             oldest = fired.started_at - timedelta(seconds=policies.misfire_grace)
             missed = [at for at in mine if at < oldest]
             most = {"SKIP": 0, "RUN_ONCE": 1, "RUN_ALL": policies.max_missed}[policies.missed_window]

@@ -285,11 +285,13 @@ def virtual_machines() -> Iterator[Counter[str]]:
             (Clock, "machine", staticmethod(lambda: _inside[-1].machine())),
             (Clock, "monotonic", staticmethod(lambda: _inside[-1].monotonic())),
             (ring, "SHARDS", SHARDS),
+            (scheduler_module, "SHARDS", SHARDS),
             (database_module, "Random", lambda: Random(1)),
             (node_module, "Session", Session),
             (scheduler_module, "Maintainer", Maintainer),
             (scheduler_module, "Alerting", Alerting),
             (firer_module, "BATCH", 8),
+            (firer_module, "MOUNTAIN", 2),
         ):
             stack.enter_context(patch.object(where, name, instead))
         processors[:] = [note]

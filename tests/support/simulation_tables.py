@@ -218,12 +218,11 @@ class Tables:
             row = self.schedules.get(hint)
             if row is None or row.next_run_at is None:
                 continue
-            patience = None
-            if row.next_run_at < present - SECOND:
+            jobs, patience = min(most_jobs, len(self.jobs_of[row.id])), 0.0
+            if row.next_run_at < present - SECOND or 1 <= jobs <= 100:
                 patience = min((job.misfire_grace for job in self.jobs_of[row.id].values()), default=None)
             one = row.schedule
             known = (one.kind, one.expression, one.timezone, one.dst, one.anchor)
-            jobs = min(most_jobs, len(self.jobs_of[row.id]))
             found.append((row.id, row.shard, *known, row.next_run_at, row.revision, present, patience, jobs))
         return found
 
@@ -235,6 +234,11 @@ class Tables:
 
     def may_move(self, row: ScheduleRow, one: Planned) -> bool:
         return row.revision == one.revision and row.next_run_at == one.due_at and one.due_at <= self.clock()
+
+    def may_be_late(self, begun: Begun, one: Planned) -> bool:
+        """As late as it is, or it is for `fire_late`."""
+        late = (begun.started_at - one.due_at) / SECOND
+        return begun.instants is not None or late < 1 or all(late <= job.misfire_grace for job in begun.jobs[one.id])
 
     def fired_before(self, schedule: int, at: datetime) -> bool:
         return at in self.firings[schedule]
@@ -254,7 +258,7 @@ class Tables:
         moving = list[tuple[ScheduleRow, Planned]]()
         for one in begun.planned:
             row = self.schedules.get(one.id)
-            if row is not None and row.shard in begun.fence and self.may_move(row, one):
+            if row is not None and row.shard in begun.fence and self.may_move(row, one) and self.may_be_late(begun, one):
                 if row.id in self.held:
                     raise LockTimeout("somebody's open transaction is in the way")
                 moving.append((row, one))

@@ -157,6 +157,13 @@ class MissedForgotten(Database):
         return taken
 
 
+class LateAsInTime(Database):
+    """A plan is good however late its statement begins."""
+
+    def may_be_late(self, begun: Begun, one: Planned) -> bool:
+        return True
+
+
 class OldestRuns(Database):
     """Of what was missed, the first runs and not the last."""
 
@@ -184,6 +191,7 @@ class NothingOnRecord(Database):
         (MachineClock, "early|runs at .* before"),
         (NoRevision, "two runs|is not of schedule"),
         (MissedForgotten, "0 outcomes"),
+        (LateAsInTime, "in time, by job"),
         (OldestRuns, "expected .* found"),
         (NothingOnRecord, "0 outcomes"),
     ],
@@ -199,6 +207,10 @@ def leaves_some(node: int, nodes: Sequence[int]) -> set[int]:
 
 def not_the_first(*given: Any) -> list[datetime]:
     return schedules.latest_firings(*given)[1:]
+
+
+def lost_slot(wheel: TimingWheel, key: int, at: int) -> None:
+    """Nowhere, where its time would find it."""
 
 
 @pytest.fixture
@@ -220,7 +232,7 @@ def forgets() -> Iterator[None]:
         pytest.param(scheduler, "SWEEP_EVERY", float("inf"), "still due|not fired", id="no sweep"),
         pytest.param(firer, "latest_firings", not_the_first, "other instants", id="a missed instant is left out"),
         pytest.param(firer.Firer, "_again", lambda *_: None, "still due|not fired", id="no hint for the next time"),
-        pytest.param(TimingWheel, "_descend", lambda _: None, "still due|not fired", id="a wheel that stops at full minutes"),
+        pytest.param(TimingWheel, "_place", lost_slot, "still due|not fired", id="a wheel that loses what is put into it"),
         pytest.param(
             schedules,
             "next_change",

@@ -113,3 +113,44 @@ def test_what_is_upcoming_is_what_the_next_second_delivers(
     told = wheel.upcoming()
     assert len(told) == len(set(told))
     assert set(told) == {key for key, _ in wheel.advance(now + steps)}
+
+
+# Half minutes again; entries from before, which may have to move down yet, and later ones.
+@given(
+    st.integers(0, 500).map(lambda halves: 30 * halves),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 130).map(lambda halves: 30 * halves)), max_size=40),
+    st.integers(0, 130).map(lambda halves: 30 * halves),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 6).map(lambda halves: 30 * halves)), max_size=40),
+    st.sampled_from([2, 30, 60, 90, 120]),
+)
+def test_what_is_further_ahead_is_what_that_second_will_deliver(
+    now: int, early: list[tuple[int, int]], passed: int, later: list[tuple[int, int]], ahead: int
+) -> None:
+    wheel = TimingWheel(now)
+    for key, due in early:
+        wheel.insert(key, now + due)
+    wheel.advance(now + passed)
+    for key, due in later:
+        wheel.insert(key, now + passed + due)
+    found, crowd = wheel.upcoming(ahead), wheel.crowd(ahead)
+    wheel.advance(now + passed + ahead - 1)
+    delivered = [key for key, _ in wheel.advance(now + passed + ahead)]
+    assert sorted(found) == sorted(delivered)
+    assert crowd >= len(found)
+
+
+def test_what_is_overdue_leaves_nothing_behind() -> None:
+    wheel = TimingWheel(7_200)
+    for second in range(1_000):
+        wheel.insert(second, 6_000 + second)
+        wheel.insert(1_000 + second, 7_201 + second % 50)
+    assert len(wheel.advance(7_300)) == 2_000
+    assert wheel._moments == {}
+
+
+def test_what_has_not_moved_down_yet_is_seen_further_ahead_too() -> None:
+    wheel = TimingWheel(7_200)
+    wheel.insert(1, 7_350)  # by the minute, for it is more than two ahead
+    wheel.advance(7_300)
+    assert wheel.upcoming(50) == [1]
+    assert wheel.upcoming(49) == wheel.upcoming(51) == []

@@ -1,7 +1,7 @@
 """A hierarchical timing wheel: what is due soon, found without sorting.
 
-Three rings: 60 seconds, 60 minutes, 24 hours. An entry sits in the coarsest ring that can still tell it apart
-and moves down as its time comes near. Inserting and cancelling are O(1); advancing costs what is due and
+Three rings: two minutes by the second, an hour by the minute, a day by the hour. An entry sits in the finest ring that reaches
+as far, and moves down as its time comes near. Inserting and cancelling are O(1); advancing costs what is due and
 what moves down, nothing else.
 
 An entry is eight bytes in its slot's array and one item in a dict from key to due second. Cancelling only
@@ -11,9 +11,12 @@ forgets the dict item; what stays in the slot is recognised as stale when its ti
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 SECONDS, MINUTES, HOURS = 60, 60, 24
 HORIZON = SECONDS * MINUTES * HOURS
+NEAR = 128
+"""Seconds that have a slot each: more than a minute, so that little has to move down at a full one, when most is due."""
 
 
 class TimingWheel:
@@ -26,7 +29,7 @@ class TimingWheel:
         self._due: dict[int, int] = {}
         # One number object for each second, however many entries are due in it.
         self._moments: dict[int, int] = {}
-        self._seconds = [array("q") for _ in range(SECONDS)]
+        self._seconds = [array("q") for _ in range(NEAR)]
         self._minutes = [array("q") for _ in range(MINUTES)]
         self._hours = [array("q") for _ in range(HOURS)]
 
@@ -45,7 +48,8 @@ class TimingWheel:
             raise ValueError(f"due in {due - self.now} s; the wheel holds {HORIZON} s")
         if self._due.get(key) == due:
             return
-        self._due[key] = self._moments.setdefault(due, due)
+        # What is overdue has no second to come with which its number would be forgotten.
+        self._due[key] = self._moments.setdefault(due, due) if due > self.now else due
         self._place(key, max(due, self.now + 1))
 
     def cancel(self, key: int) -> bool:
@@ -62,7 +66,7 @@ class TimingWheel:
         while self.now < now:
             self.now += 1
             self._descend()
-            slot = self._seconds[self.now % SECONDS]
+            slot = self._seconds[self.now % NEAR]
             for key in slot:
                 due = self._due.get(key)
                 if due is not None and due <= self.now:
@@ -72,15 +76,23 @@ class TimingWheel:
             self._moments.pop(self.now, None)
         return ready
 
-    def upcoming(self) -> list[int]:
-        """What the next second will deliver, as far as is known; it stays where it is."""
-        at = self.now + 1
-        slots = [self._seconds[at % SECONDS]]
-        if not at % SECONDS:
-            slots.append(self._minutes[at // SECONDS % MINUTES])
-        if not at % (SECONDS * MINUTES):
-            slots.append(self._hours[at // (SECONDS * MINUTES) % HOURS])
-        return list(dict.fromkeys(key for slot in slots for key in slot if self._due.get(key, at + 1) <= at))
+    def upcoming(self, ahead: int = 1) -> list[int]:
+        """What the next second will deliver, or one that is further ahead, as far as is known; it stays where it is."""
+        at = self.now + ahead
+        since = 0 if ahead == 1 else at
+        return list(dict.fromkeys(key for slot in self._slots(at) for key in slot if since <= self._due.get(key, at + 1) <= at))
+
+    def crowd(self, ahead: int) -> int:
+        """At most so many are upcoming then; found without counting."""
+        return sum(map(len, self._slots(self.now + ahead)))
+
+    def _slots(self, at: int) -> Iterator[array[int]]:
+        """Where an entry of that second may be, which is less than NEAR ahead."""
+        yield self._seconds[at % NEAR]
+        if at // SECONDS > self.now // SECONDS:
+            yield self._minutes[at // SECONDS % MINUTES]
+        if at // (SECONDS * MINUTES) > self.now // (SECONDS * MINUTES):
+            yield self._hours[at // (SECONDS * MINUTES) % HOURS]
 
     def _descend(self) -> None:
         """At a full minute its entries go to the seconds; at a full hour, first, the hour's to the minutes."""
@@ -100,8 +112,8 @@ class TimingWheel:
 
     def _place(self, key: int, at: int) -> None:
         left = at - self.now
-        if left < SECONDS:
-            self._seconds[at % SECONDS].append(key)
+        if left < NEAR:
+            self._seconds[at % NEAR].append(key)
         elif left < SECONDS * MINUTES:
             self._minutes[at // SECONDS % MINUTES].append(key)
         else:

@@ -26,7 +26,8 @@ from hourhand.storage.database import Database, Patience
 from hourhand.storage.schedules import Hinted, Planned, ScheduleGateway
 
 log = structlog.get_logger("hourhand.scheduler")
-HORIZON = 600.0
+HORIZON = 120.0
+"""Seconds that the wheel knows of: two of the sweep's turns, so that one may fail."""
 AGAIN = 60.0
 """Seconds after which a schedule that cannot be read here is tried again."""
 BATCH = 2_000
@@ -43,6 +44,12 @@ LOCK_TIMEOUT = 0.3
 LARGE_CATCH_UP = 100
 ON_TIME = 1.0
 """Up to so many seconds after its instant a firing is in time, whatever its jobs say about lateness."""
+AHEAD = 15
+"""Seconds that a mountain is planned ahead; what a usual second brings is planned in the last one before it."""
+MOUNTAIN = 2_000
+"""Schedules of one second, in one scheduler."""
+MOST_AHEAD = 200_000
+"""Plans at a time; each takes 340 bytes."""
 AHEAD_AT_ONCE = 500
 AHEAD_UNTIL = 0.05
 """Seconds before the next one begins at which planning for it ends: what is left is planned when it is due."""
@@ -85,9 +92,14 @@ def parts(planned: list[Planned]) -> Iterator[list[Planned]]:
         yield planned[begin:]
 
 
+def _bearable(late: float, patience: float | None) -> bool:
+    return late < ON_TIME or patience is None or late <= patience
+
+
 def _in_time(one: Planned, now: float) -> bool:
     """Fired by now it is neither early nor late, and no further instant of it has been missed."""
-    return 0 <= now - one.due_at.timestamp() < ON_TIME and (one.next_at is None or one.next_at.timestamp() > now)
+    late = now - one.due_at.timestamp()
+    return late >= 0 and _bearable(late, one.patience) and (one.next_at is None or one.next_at.timestamp() > now)
 
 
 class Firer:
@@ -104,8 +116,8 @@ class Firer:
         """The wheel is empty: what is near must be hinted at again."""
         self._look = BATCH
         """Hints that are looked up at once: as many as are fired while the answer is good."""
-        self._ahead: dict[int, Planned] = {}
-        """What the next second will bring, as it was planned before it began."""
+        self._ahead: dict[int, dict[int, Planned | None]] = {}
+        """What seconds will bring, as it was planned before they began; or None of what cannot be planned yet."""
         self._blocked: set[int] = set()
         """Schedules that somebody's open transaction was in the way of: fired one by one until it is gone."""
         self.refused = 0
@@ -118,6 +130,7 @@ class Firer:
 
     def start(self) -> None:
         self.wheel = TimingWheel(int(self._node.clock.now()))
+        self._ahead.clear()
 
     async def close(self) -> None:
         for gateway in (self._gateway, self._impatient, self._planner):
@@ -131,6 +144,9 @@ class Firer:
             if now < self.wheel.now - 1:
                 # The machine's clock had run ahead and was put right: a wheel does not turn back.
                 self.start()
+                self.on_start()
+            elif now > self.wheel.now + HORIZON / 2:
+                # It has been busy or asleep for so long that the sweeps meanwhile have hinted at too little.
                 self.on_start()
             due = [key for key, _ in self.wheel.advance(int(now))]
             # What waited for the database may have been hinted at again.
@@ -147,25 +163,55 @@ class Firer:
                 continue
             with contextlib.suppress(DatabaseUnavailable):
                 await self.plan_ahead()
-            now = self._node.clock.now()
-            await asyncio.sleep(math.floor(now) + 1.001 - now)
+            # Until the next second, or not at all if it has begun meanwhile; and no longer, should the clock have been put back.
+            await asyncio.sleep(min(1.001, max(0, self.wheel.now + 1.001 - self._node.clock.now())))
 
     async def plan_ahead(self) -> None:
-        """What the next second brings is looked up and computed while there is time. The firing statement compares instant,
-        revision and epoch: what was changed meanwhile is not fired by such a plan, but planned anew."""
-        self._ahead.clear()
-        begins, hints = self.wheel.now + 1, self.wheel.upcoming()
-        for begin in range(0, len(hints), AHEAD_AT_ONCE):
-            if self._node.clock.now() > begins - AHEAD_UNTIL:
+        """What the next second brings is looked up and computed while there is time, and then mountains that are further ahead.
+        The firing statement compares instant, revision and epoch, and how late it is with what the jobs put up with: what was
+        changed meanwhile is not fired by such a plan, but planned anew."""
+        begins = self.wheel.now + 1
+        self._ahead = {second: plans for second, plans in self._ahead.items() if second >= begins}
+        for ahead in range(1, AHEAD + 1):
+            wanted = ahead == 1 or self.wheel.crowd(ahead) >= MOUNTAIN
+            if wanted and not await self._plan_second(begins - 1 + ahead, begins - AHEAD_UNTIL):
                 break
-            for one in await self._planner.hinted_schedules(hints[begin : begin + AHEAD_AT_ONCE], MANY_JOBS):
-                if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= begins:
+
+    async def _plan_second(self, second: int, until: float) -> bool:
+        """Whether there is time left, and room; for the next second there is always room."""
+
+        def over() -> bool:
+            full = second > self.wheel.now + 1 and sum(map(len, self._ahead.values())) >= MOST_AHEAD
+            return full or self._node.clock.now() > until
+
+        if over():
+            return False
+        plans = self._ahead.setdefault(second, {})
+        hints = [hint for hint in self.wheel.upcoming(second - self.wheel.now) if hint not in plans]
+        for begin in range(0, len(hints), AHEAD_AT_ONCE):
+            if over():
+                return False
+            some = hints[begin : begin + AHEAD_AT_ONCE]
+            found = await self._planner.hinted_schedules(some, MANY_JOBS)
+            plans |= dict.fromkeys(some)
+            for one in found:
+                if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= second:
                     with contextlib.suppress(InvalidSchedule):
-                        self._ahead[one.id] = one.to(one.schedule.next_after(one.due_at))
+                        plans[one.id] = one.to(one.schedule.next_after(one.due_at))
+        return True
+
+    def forget(self, schedule: int) -> None:
+        """It was changed: what is planned for it is of no use."""
+        for plans in self._ahead.values():
+            plans.pop(schedule, None)
 
     async def _fire_ahead(self, waiting: list[int]) -> None:
         """What was planned before and is in time; the rest stays in `waiting`."""
-        ready = [planned for hint in waiting if (planned := self._ahead.pop(hint, None)) is not None]
+        plans = dict[int, Planned | None]()
+        for second in [second for second in self._ahead if second <= self.wheel.now]:
+            plans |= self._ahead.pop(second)
+        held = self._elector.held
+        ready = [plan for hint in waiting if (plan := plans.get(hint)) is not None and plan.shard in held]
         fired = set[int]()
         try:
             for part in parts(ready):
@@ -241,7 +287,7 @@ class Firer:
         try:
             next_at = one.schedule.next_after(one.due_at)
             late = (one.present - one.due_at).total_seconds()
-            if (next_at is None or next_at > one.present) and (one.patience is None or late <= one.patience):
+            if (next_at is None or next_at > one.present) and _bearable(late, one.patience):
                 plan.plain.append(one.to(next_at))
                 return
             missed = latest_firings(one.schedule, one.due_at, one.present, MOST_INSTANTS)

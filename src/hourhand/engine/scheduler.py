@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import structlog
 
 from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable, InvalidSchedule
 from hourhand.core.registry import Registry
+from hourhand.core.ring import SHARDS
 from hourhand.core.settings import Settings
 from hourhand.core.zones import tzdata_version
 from hourhand.engine.alerting import Alerting
@@ -29,6 +30,7 @@ from hourhand.storage.schedules import ScheduleGateway
 log = structlog.get_logger("hourhand.scheduler")
 LOOK_AROUND = 1.0
 SWEEP_EVERY = 60.0
+"""Seconds in which each shard has its turn once. They are spread over them: all at once would hold up what is due meanwhile."""
 SHARDS_AT_ONCE = 8
 
 
@@ -46,7 +48,8 @@ class Scheduler:
         self.firer.on_start = self._returned
         self._look = asyncio.Event()
         self._stop_asked = asyncio.Event()
-        self._sweep_at = 0.0
+        self._swept: dict[int, int] = {}
+        """The last turn of each shard that has had one. What is not in here is loaded at the next look."""
         self.started = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -98,14 +101,10 @@ class Scheduler:
         patience = Patience(cap=0.5)
         while True:
             try:
-                taken = await self.elector.run_once()
-                now = Clock.monotonic()
-                if now >= self._sweep_at:
-                    taken = set(self.elector.held)
-                    self._sweep_at = now + SWEEP_EVERY
+                for shard in await self.elector.run_once():
+                    self._swept.pop(shard, None)
                 await self._mind_zones()
-                if taken:
-                    await self.load(sorted(taken))
+                await self._sweep()
                 patience.reset()
             except DatabaseUnavailable:
                 await patience.wait()
@@ -113,11 +112,24 @@ class Scheduler:
             if await heard(self._look, LOOK_AROUND):
                 self._look.clear()
 
-    async def load(self, shards: Sequence[int]) -> None:
-        """Hints for what these shards have soon; a few shards at a time, so that a million of them pass through lightly."""
-        for begin in range(0, len(shards), SHARDS_AT_ONCE):
-            for schedule, _, due in await self._shards.near_schedules(shards[begin : begin + SHARDS_AT_ONCE], HORIZON):
-                self.firer.hint(schedule, due)
+    async def _sweep(self) -> None:
+        """Hints for what shards have soon that have come to us, or whose turn it is; a few shards at a time, so that a million
+        of them pass through lightly."""
+        minutes = Clock.monotonic() / SWEEP_EVERY
+        turns = {shard: int(minutes + shard / SHARDS) for shard in sorted(self.elector.held)}
+        due = [shard for shard, turn in turns.items() if self._swept.get(shard) != turn]
+        for begin in range(0, len(due), SHARDS_AT_ONCE):
+            some = due[begin : begin + SHARDS_AT_ONCE]
+            # Before they are read: who asks for them meanwhile takes it back.
+            self._swept.update({shard: turns[shard] for shard in some})
+            try:
+                found = await self._shards.near_schedules(some, HORIZON)
+            except DatabaseUnavailable:
+                for shard in some:
+                    self._swept.pop(shard, None)
+                raise
+            for schedule, _, at in found:
+                self.firer.hint(schedule, at)
 
     async def _mind_zones(self) -> None:
         """What was computed with another release of the time zone rules is computed again."""
@@ -151,11 +163,12 @@ class Scheduler:
         if kind == "s":
             shard, schedule, due = rest.split(":")
             if int(shard) in self.elector.held:
+                self.firer.forget(int(schedule))
                 self.firer.hint(int(schedule), float(due))
         elif kind == "o":
             self._look.set()
         elif kind == "l":
-            self._sweep_at = 0.0
+            self._swept.clear()
             self._look.set()
         elif word == "d":
             self.maintainer.hear(word)
@@ -165,5 +178,5 @@ class Scheduler:
         log.error("scheduler.lost_its_shards", node=self.node.id)
 
     def _returned(self) -> None:
-        self._sweep_at = 0.0
+        self._swept.clear()
         self._look.set()

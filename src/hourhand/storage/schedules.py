@@ -29,12 +29,12 @@ class Hinted:
     revision: int
     present: datetime
     patience: float | None
-    """Of one that is late: how late the strictest of its jobs may fire before that counts as missed."""
+    """How late the strictest of its jobs may fire before that counts as missed; 0 if that was not asked."""
     jobs: int
     """How many it has; of very many, so many at least."""
 
     def to(self, next_at: datetime | None) -> Planned:
-        return Planned(self.id, self.due_at, next_at, self.revision, self.jobs)
+        return Planned(self.id, self.due_at, next_at, self.revision, self.jobs, self.patience, self.shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Planned:
     next_at: datetime | None
     revision: int = 0
     jobs: int = 1
+    patience: float | None = None
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,7 +392,7 @@ ORDER BY seconds DESC LIMIT $1;
 -- name: lost_runs
 -- At-most-once runs that were cut off within the last $1 seconds, the latest first; at most $2.
 SELECT run_id, task, reason, finished_at FROM hourhand.runs
-WHERE outcome = 'lost' AND finished_at > clock_timestamp() - make_interval(secs => $1) ORDER BY finished_at DESC LIMIT $2;
+WHERE outcome = 'lost' AND finished_at > (SELECT clock_timestamp()) - make_interval(secs => $1) ORDER BY finished_at DESC LIMIT $2;
 
 -- name: runs_on_probation
 SELECT (SELECT count(*) FROM hourhand.parked WHERE crashes > 0) + (SELECT count(*) FROM hourhand.running WHERE crashes > 0);
@@ -432,5 +432,6 @@ SELECT EXISTS (SELECT FROM hourhand.jobs) AS jobs,
        (SELECT count(*) FROM (
            SELECT FROM hourhand.shards s CROSS JOIN LATERAL (
                SELECT FROM hourhand.schedules c
-               WHERE c.shard = s.shard AND c.next_run_at < clock_timestamp() - make_interval(secs => $1) LIMIT 1000) AS late
+               WHERE c.shard = s.shard AND c.next_run_at < (SELECT clock_timestamp()) - make_interval(secs => $1)
+               ORDER BY next_run_at LIMIT 1000) AS late
            LIMIT 1000) AS overdue) AS overdue;

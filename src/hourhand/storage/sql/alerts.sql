@@ -144,7 +144,7 @@ RETURNING done;
 -- Dead letters of the last $1 seconds, by queue; the latest $2 are looked at.
 SELECT q.name AS queue, count(*) AS letters, mode() WITHIN GROUP (ORDER BY d.task) AS task
 FROM (SELECT lane / 4 AS queue, task FROM hourhand.dead
-      WHERE died_at > clock_timestamp() - make_interval(secs => $1) ORDER BY died_at DESC LIMIT $2) AS d
+      WHERE died_at > (SELECT clock_timestamp()) - make_interval(secs => $1) ORDER BY died_at DESC LIMIT $2) AS d
 JOIN hourhand.queues q ON q.id = d.queue
 GROUP BY q.name;
 
@@ -171,7 +171,7 @@ FROM hourhand.queues q CROSS JOIN LATERAL (
 UNION ALL
 SELECT q.name, q.paused_at IS NOT NULL, 'delayed', d.task, NULL, d.due_at
 FROM (SELECT lane / 4 AS queue, task, due_at FROM hourhand.delayed
-      WHERE due_at < clock_timestamp() - interval '5 seconds' ORDER BY due_at LIMIT 1000) AS d
+      WHERE due_at < (SELECT clock_timestamp()) - interval '5 seconds' ORDER BY due_at LIMIT 1000) AS d
 JOIN hourhand.queues q ON q.id = d.queue;
 
 -- name: newest_place
@@ -192,7 +192,7 @@ SELECT count(*) AS schedules, extract(epoch FROM clock_timestamp() - min(next_ru
                WHERE n.kind = 'scheduler' AND n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()) AS alive
 FROM (SELECT late.next_run_at FROM hourhand.shards s CROSS JOIN LATERAL (
           SELECT next_run_at FROM hourhand.schedules c
-          WHERE c.shard = s.shard AND c.next_run_at < clock_timestamp() - make_interval(secs => $1) ORDER BY next_run_at LIMIT 1000) AS late
+          WHERE c.shard = s.shard AND c.next_run_at < (SELECT clock_timestamp()) - make_interval(secs => $1) ORDER BY next_run_at LIMIT 1000) AS late
       LIMIT 1000) AS overdue;
 
 -- name: caught_up
@@ -200,10 +200,10 @@ FROM (SELECT late.next_run_at FROM hourhand.shards s CROSS JOIN LATERAL (
 -- one at least, so that $2 of them are enough to know.
 SELECT coalesce((SELECT sum(runs) FROM (
            SELECT f.runs FROM hourhand.firings f
-           WHERE f.late AND f.runs > 0 AND f.fired_at > clock_timestamp() - make_interval(secs => $1) LIMIT $2) AS late), 0)::bigint AS runs,
+           WHERE f.late AND f.runs > 0 AND f.fired_at > (SELECT clock_timestamp()) - make_interval(secs => $1) LIMIT $2) AS late), 0)::bigint AS runs,
        coalesce((SELECT sum(count) FROM (
            SELECT d.count FROM hourhand.decisions d
-           WHERE d.decided_at > clock_timestamp() - make_interval(secs => $1) AND d.outcome IN ('coalesced', 'skipped')
+           WHERE d.decided_at > (SELECT clock_timestamp()) - make_interval(secs => $1) AND d.outcome IN ('coalesced', 'skipped')
              AND d.reason LIKE 'missed %' LIMIT $2) AS omitted), 0)::bigint AS left_out;
 
 -- name: lost_nodes

@@ -40,23 +40,26 @@ CROSS JOIN LATERAL (SELECT id, shard, next_run_at FROM hourhand.schedules
 
 -- name: hinted_schedules
 -- The wheel only hints; the table knows what each schedule is and when it is due, and the clock is its own.
--- Of one that is late it also says how much lateness the strictest of its jobs puts up with; and of each, how many jobs it
--- has, counted up to $2. (Whether it is armed is asked outside, lest the index of those be taken for the one to look in.)
+-- It also says how many jobs each has, counted up to $2, and how much lateness the strictest of them puts up with: 0 of one
+-- that is not late and would be asked for long. (Whether it is armed is asked outside, lest the index of those be taken for the
+-- one to look in.)
 SELECT s.id, s.shard, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at, s.revision, clock_timestamp() AS present,
-       CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second'
-            THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) END AS patience,
-       (SELECT count(*) FROM (SELECT FROM hourhand.jobs j WHERE j.schedule_id = s.id LIMIT $2) AS first_ones) AS jobs
+       CASE WHEN s.next_run_at < clock_timestamp() - interval '1 second' OR counted.jobs BETWEEN 1 AND 100
+            THEN (SELECT min(misfire_grace) FROM hourhand.jobs j WHERE j.schedule_id = s.id) ELSE 0 END AS patience,
+       counted.jobs
 FROM unnest($1::bigint[]) AS hint (id)
 CROSS JOIN LATERAL (SELECT * FROM hourhand.schedules WHERE id = hint.id LIMIT 1) AS s
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs FROM (SELECT FROM hourhand.jobs j WHERE j.schedule_id = s.id LIMIT $2) AS first_ones) AS counted
 WHERE s.next_run_at IS NOT NULL;
 
 -- name: fire
--- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held
--- under the epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a
--- schedule moves only from the very instant it was planned for, and only if the database's clock says it is due; the
--- ledger and the runs follow from what moved. (Rows are picked by ctid, and compared in ways that no index is of use for, so
--- that the planner never reads the whole table for them, however small it takes it to be; one that was changed meanwhile is
--- compared again in its new version.)
+-- Node $1 fires schedules ($4), due at $5, to be due again at $6, planned under the revisions $7, in shards $2 held under the
+-- epochs $3. One statement: the shards' rows are locked against a change of hands and their epochs compared; a schedule moves
+-- only from the very instant it was planned for, and only if the database's clock says it is due and, of one that is late, that
+-- each of its jobs puts up with it (else it is for `fire_late`); the ledger and the runs follow from what moved.
+-- (Rows are picked by ctid, and compared in ways that no index is of use for, so that the planner never reads the whole table
+-- for them, however small it takes it to be; one that was changed meanwhile is compared again in its new version.)
 WITH fence AS (
     SELECT s.shard, s.epoch FROM hourhand.shards s JOIN unnest($2::smallint[], $3::bigint[]) AS held (shard, epoch)
         ON held.shard = s.shard AND held.epoch = s.epoch
@@ -65,7 +68,10 @@ picked AS MATERIALIZED (
     SELECT planned.*, fence.epoch, found.place
     FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::integer[]) AS planned (id, due_at, next_at, revision)
     CROSS JOIN LATERAL (SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1) AS found
-    JOIN fence ON fence.shard = found.shard),
+    JOIN fence ON fence.shard = found.shard
+    WHERE planned.due_at > statement_timestamp() - interval '1 second' OR NOT EXISTS (
+        SELECT FROM hourhand.jobs j WHERE j.schedule_id = planned.id
+          AND planned.due_at < statement_timestamp() - make_interval(secs => j.misfire_grace))),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.next_at
     FROM picked AS planned

@@ -152,5 +152,5 @@ SELECT (SELECT coalesce(sum(missed), 0) FROM hourhand.statistics WHERE queue = 0
             WHERE n.id = s.owner AND n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp())) AS unowned,
        coalesce((SELECT extract(epoch FROM clock_timestamp() - min(first.next_run_at))::float8
                  FROM hourhand.shards s CROSS JOIN LATERAL (
-                     SELECT next_run_at FROM hourhand.schedules c WHERE c.shard = s.shard AND c.next_run_at < clock_timestamp()
+                     SELECT next_run_at FROM hourhand.schedules c WHERE c.shard = s.shard AND c.next_run_at < (SELECT clock_timestamp())
                      ORDER BY next_run_at LIMIT 1) AS first), 0) AS overdue;
