@@ -2,7 +2,7 @@
 # make test [TESTS="tests/db -k cron"]               all tests, or these
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
-# make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"]  the same for Hourhand and its peers
+# make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"] [PUBLISH=1]  the same for Hourhand and its peers
 # make bench-capacity [JOBS=10000000]                ten million jobs on this machine
 # make bench-soak [MINUTES=30]                       half an hour with a long transaction in it
 # make bench-profile                                 where each microsecond of a run goes
@@ -52,10 +52,13 @@ $(VENV)/.bench: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
 	@touch $@
 
-# Each peer in an environment of its own, in build/peers. Redis and Node.js must be on the machine for those that need them.
+# Each peer in an environment of its own, in build/peers. Redis and Node.js must be on the machine for those that need them. What is not
+# whole is a trial, and leaves its figures in build; PUBLISH=1 puts them among the others all the same.
+bench-peers: PUBLISHED = $(if $(ONLY)$(MEASURES)$(ROUNDS),$(if $(PUBLISH),,--results build/benchmarks.json))
 bench-peers: $(VENV)/.bench
 	@mkdir -p build
-	$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(MEASURES),--measures $(MEASURES)) $(if $(ROUNDS),--rounds $(ROUNDS) --results build/benchmarks.json)
+	@$(if $(PUBLISHED),rm -f build/benchmarks.json)
+	$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(MEASURES),--measures $(MEASURES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(PUBLISHED)
 
 # What is published comes of whole runs; a smaller one leaves its figures in build.
 bench-capacity: $(VENV)/.bench

@@ -37,10 +37,6 @@ OVERDUE = (
 """Whether some schedule should have fired before an instant; by its index, as there are millions."""
 
 
-def _so_far(path: Path) -> Path:
-    return PROJECT / "build" / f"{path.stem}-so-far.json"
-
-
 class Capacity:
     def __init__(self, url: str, postmaster: int, options: argparse.Namespace, progress: Progress) -> None:
         self.url, self.postmaster, self.options, self.progress = url, postmaster, options, progress
@@ -56,10 +52,9 @@ class Capacity:
         self.keep(**figures)
 
     def keep(self, **figures: Any) -> None:
-        """Written as they come, beside the file that they will become: what ends a run of an hour early does not take them along."""
         self.figures.update(figures)
         if self.options.json:
-            _so_far(self.options.json).write_text(json.dumps(self.figures, indent=1) + "\n")
+            observe.so_far(self.options.json).write_text(json.dumps(self.figures, indent=1) + "\n")
 
     def stage(self, description: str, total: float | None = None) -> TaskID:
         for task in self.progress.tasks:
@@ -242,7 +237,7 @@ class Capacity:
     async def hot_second(self, app: Hourhand, name: str, of: str) -> datetime:
         """Beside the steady load. Returns when it was over."""
         count = self.options.hot
-        due = (datetime.now(UTC) + timedelta(seconds=30 + 2 * count / self.registering)).replace(microsecond=0)
+        due = (datetime.now(UTC) + timedelta(seconds=30 + 4 * count / self.registering)).replace(microsecond=0)
         task = self.stage(f"registering {count:,} jobs for one second, {of}", count)
         jobs = (
             {
@@ -273,7 +268,12 @@ class Capacity:
             **{f"{name}_{what}": row[what] for what in ("enqueued", "started", "finished")},
         )
         whole = row["runs"] == row["jobs"] == count
-        self.say("  of them", f"{row['runs']:,} runs of {row['jobs']:,} jobs", whole, **{f"{name}_runs": row["runs"]})
+        self.say(
+            "  of them",
+            f"{row['runs']:,} runs of {row['jobs']:,} jobs",
+            whole,
+            **{f"{name}_made": row["runs"], f"{name}_jobs_run": row["jobs"]},
+        )
         self.growth(name, before, await observe.tables(self.sql, SCHEMA))
         return due + timedelta(seconds=1)
 
@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--hot", type=int, default=500_000, help="jobs due in one second (default: 500,000)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
+    observe.end_in_order()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="hourhand-capacity-") as directory:
         Path(directory).chmod(0o755)
@@ -302,7 +303,7 @@ def main() -> None:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 150).print(table)
     if options.json:
-        _so_far(options.json).replace(options.json)
+        observe.so_far(options.json).replace(options.json)
     if bench.missed:
         raise SystemExit(1)
 

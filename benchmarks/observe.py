@@ -6,8 +6,10 @@ import contextlib
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -21,18 +23,31 @@ PROJECT = Path(__file__).parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def commit() -> str:
-    """Of the code that is measured; the figures themselves may have changed since."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", "src", "benchmarks") else "")
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True).stdout.strip()
 
 
 def stamp() -> dict[str, str]:
-    """When, and of what."""
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+    """When, and of what: the commit, and the tree of the product in it, which other commits may have too."""
+    dirty = "-dirty" if _git("status", "--porcelain", "--", "src", "benchmarks") else ""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "--short", "HEAD") + dirty,
+        "source": _git("rev-parse", "--short=12", "HEAD:src") + dirty,
+    }
+
+
+def so_far(path: Path) -> Path:
+    """Where figures are kept as they come, beside the file that they will become: what ends a run of hours early does not take them
+    along."""
+    kept = PROJECT / "build" / f"{path.stem}-so-far.json"
+    kept.parent.mkdir(exist_ok=True)
+    return kept
+
+
+def end_in_order() -> None:
+    """When told to by SIGTERM too, so that no server and no worker is left behind."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def machine() -> dict[str, str]:
@@ -45,7 +60,7 @@ def machine() -> dict[str, str]:
         "memory": f"{memory:.0f} GiB",
         "sync": f"{_sync_milliseconds():.2f} ms",
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
     }
 
 
@@ -126,6 +141,17 @@ async def tables(sql: asyncpg.Connection, schema: str) -> dict[str, TableState]:
         schema,
     )
     return {row["name"]: TableState(row["name"], float(row["size"]), int(row["dead"]), int(row["inserted"])) for row in rows}
+
+
+async def relations(sql: asyncpg.Connection, schema: str, tables: Iterable[str]) -> dict[str, float]:
+    """MiB of each of these tables without its indexes, and of each index."""
+    rows = await sql.fetch(
+        "SELECT c.relname, pg_table_size(c.oid) / 1048576.0 FROM pg_class c LEFT JOIN pg_index i ON i.indexrelid = c.oid"
+        " JOIN pg_class owner ON owner.oid = coalesce(i.indrelid, c.oid)"
+        " WHERE owner.relnamespace = $1::regnamespace AND owner.relname = ANY ($2) AND c.relkind IN ('r', 'i') ORDER BY 1",
+        schema, [*tables],
+    )  # fmt: skip
+    return {row[0]: float(row[1]) for row in rows}
 
 
 @dataclass

@@ -251,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.profile", description=__doc__)
     parser.add_argument("--runs", type=int, default=400_000, help="runs that are enqueued and drained (default: 400,000)")
     options = parser.parse_args()
+    observe.end_in_order()
     console = Console(width=None if sys.stdout.isatty() else 150)
     with tempfile.TemporaryDirectory(prefix="hourhand-profile-") as directory:
         Path(directory).chmod(0o755)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -52,9 +52,11 @@ class Sample:
     claim: float
     """Milliseconds that a claim took, on average."""
     size: float
-    """MiB of the tables that runs pass through."""
+    """MiB of the tables that runs pass through, with their indexes."""
     dead: int
     held: bool
+    sizes: dict[str, float] = field(default_factory=dict)
+    """Of each table and each index."""
 
 
 async def load(app: Hourhand, rate: int, asked: list[int], stop: asyncio.Event) -> None:
@@ -90,7 +92,7 @@ class Watch:
                     text = await answer.text()
                 seconds += _metric(text, "hourhand_database_round_trip_seconds_total", 'statement="claim"')
                 claims += _metric(text, "hourhand_database_round_trips_total", 'statement="claim"')
-        tables = await observe.tables(self._sql, SCHEMA)
+        tables, sizes = await observe.tables(self._sql, SCHEMA), await observe.relations(self._sql, SCHEMA, HOT)
         done = tables["runs"].inserted
         now, present = time.monotonic(), (self._asked[0], done, seconds, claims)
         past, before = now - self._last, self._before
@@ -100,9 +102,10 @@ class Watch:
             asked=(present[0] - before[0]) / past,
             done=(done - before[1]) / past,
             claim=1000 * (seconds - before[2]) / max(1, claims - before[3]),
-            size=sum(tables[name].mebibytes for name in HOT),
+            size=sum(sizes.values()),
             dead=sum(tables[name].dead for name in HOT),
             held=held,
+            sizes=sizes,
         )
 
 
@@ -131,8 +134,11 @@ async def soak(url: str, options: argparse.Namespace, progress: Progress) -> lis
             await asyncio.sleep(EVERY)
             if loading.done():
                 loading.result()
-            assert all(one.poll() is None for one in fleet), "a worker ended"
+            if any(one.poll() is not None for one in fleet):
+                raise SystemExit("a worker ended; what was measured before is kept")
             samples.append(one := await watch.look(held is not None))
+            if options.json:
+                observe.so_far(options.json).write_text(json.dumps([asdict(one) for one in samples]) + "\n")
             if held is None and first <= one.at < last:
                 held = await asyncpg.connect(url)
                 await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -247,6 +253,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    observe.end_in_order()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory(prefix="hourhand-soak-") as directory:
         Path(directory).chmod(0o755)
@@ -258,6 +265,7 @@ def main() -> None:
         whole = {**observe.stamp(), "machine": {**observe.machine(), "postgresql": server.version}, "load": load}
         whole |= {"verdict": asdict(verdict), "samples": [asdict(one) for one in samples]}
         options.json.write_text(json.dumps(whole, indent=1) + "\n")
+        observe.so_far(options.json).unlink()
     if options.chart:
         from benchmarks import charts  # needs matplotlib, which the tests of what is judged have not
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
-import statistics
+import math
 import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -45,7 +43,7 @@ def main() -> None:
     )
     parser.add_argument("--report", action="store_true", help="write the page and the charts from the results; measure nothing")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no worker is left behind
+    observe.end_in_order()
     if not options.report:
         measure([everyone[name] for name in options.only], options)
     results, present = json.loads(options.results.read_text()), list(everyone.values())
@@ -65,7 +63,7 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
         progress = stack.enter_context(
             Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True))
         )
-        task = progress.add_task("installing", total=len(chosen) * len(options.measures))
+        task = progress.add_task("installing", total=None)
         for peer in chosen:
             progress.update(task, description=f"installing {peer.title}")
             peer.install(BUILD)
@@ -73,20 +71,38 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
             results.setdefault("installed", {})[peer.name] = peer.installed(BUILD)
         needed = {peer.server for peer in chosen}
         addresses = {name: stack.enter_context(getattr(servers, name)(scratch)).url for name in sorted(needed)}
-        about = {**observe.machine(), **asyncio.run(programs(addresses))}
+        about = {**observe.machine(), **asyncio.run(programs(addresses)), "run": observe.stamp()["at"]}
+        takings = [Taking(peer, name, addresses, scratch, options) for name in options.measures for peer in chosen]
+        progress.update(task, total=sum(one.left for one in takings))
         for name in options.measures:
-            takings = [Taking(peer, name, addresses, scratch, options) for peer in chosen]
             # Round by round, so that a slow hour of the machine's is everybody's.
-            while waiting := [one for one in takings if not one.over]:
+            while waiting := [one for one in takings if one.measure == name and one.left]:
                 for one in waiting:
-                    progress.update(task, description=f"{one.peer.title}: {name}")
+                    left = one.left
+                    progress.update(task, description=f"{name}, {one.peer.title}, {told_left(left)}")
                     asyncio.run(one.round())
-                    if one.over:
-                        kept = results["peers"].setdefault(one.peer.name, {})
-                        kept[name] = {**about, **one.result()}
-                        options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-                        progress.console.print(f"{one.peer.title}, {name}: {told(kept[name])}")
-                        progress.advance(task)
+                    progress.advance(task, left - one.left)
+                    keep(results, one, about, options.results)
+                    if not one.left:
+                        progress.console.print(f"{one.peer.title}, {name}: {told(one.result())}")
+        observe.so_far(options.results).unlink(missing_ok=True)
+
+
+def keep(results: dict[str, Any], taking: Taking, about: dict[str, str], path: Path) -> None:
+    """What is whole replaces what is there; what has rounds to come is kept apart."""
+    measured = {**about, **taking.result()}
+    if taking.left:
+        kept = observe.so_far(path)
+        parts = json.loads(kept.read_text()) if kept.exists() else {}
+        parts[f"{taking.peer.name}, {taking.measure}"] = measured
+        kept.write_text(json.dumps(parts, indent=1, sort_keys=True) + "\n")
+    else:
+        results["peers"].setdefault(taking.peer.name, {})[taking.measure] = measured
+        path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def told_left(rounds: int) -> str:
+    return "the last round" if rounds == 1 else f"{rounds} rounds to go"
 
 
 class Taking:
@@ -94,45 +110,45 @@ class Taking:
 
     def __init__(self, peer: Peer, name: str, addresses: dict[str, str], scratch: Path, options: argparse.Namespace) -> None:
         self.peer = peer
+        self.measure = name
         self._stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
         self._take = partial(measures.held, seconds=options.held) if name == "held" else getattr(measures, name)
-        self._left = 1 if name == "held" else options.rounds
+        self.left = 1 if name == "held" else options.rounds
         self._rounds: list[dict[str, float]] = []
         self._failed: list[str] = []
-        self._no: Result | None = None
-        if name in peer.no:
-            self._no = {"no": peer.no[name]}
-        elif name == "held" and peer.server != "postgresql":
-            self._no = {"no": "keeps its runs elsewhere than in PostgreSQL"}
-
-    @property
-    def over(self) -> bool:
-        return self._left == 0
+        self._stalled = 0
+        why = peer.cannot(name)
+        self._no: Result | None = None if why is None else {"no": why}
 
     async def round(self) -> None:
-        self._left -= 1
+        self.left -= 1
         if self._no is None:
             try:
                 self._rounds.append(await self._take(self._stage))
             except measures.Stalled as stalled:
                 self._failed.append(str(stalled))
+                self._stalled += 1
                 if not self._rounds:
                     # Patience is long: who cannot do it once is not asked again.
                     self._no = {"no": str(stalled), **stalled.so_far}
             except Exception as error:  # one that breaks down must not take the hours of the others along
                 self._failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
+                if self.measure == "held" and len(self._failed) == 1:
+                    self.left = 1  # its only one
         if self._no is not None:
-            self._left = 0
+            self.left = 0
 
     def result(self) -> Result:
-        stamp: Result = {**observe.stamp(), "versions": self.peer.versions()}
+        stamp: Result = {**observe.stamp(), "versions": self.peer.versions(), "adapter": self.peer.fingerprint()}
         if self._no is not None:
             return {**stamp, **self._no}
-        if not self._rounds:
-            return {**stamp, "no": self._failed[-1]}
         if self._failed:
             stamp["failed"] = self._failed
-        medians = {key: statistics.median(one[key] for one in self._rounds) for key in self._rounds[0]}
+        if not self._rounds:
+            return {**stamp, "no": self._failed[-1]}
+        medians = {key: report.median(key, [one[key] for one in self._rounds], self._stalled) for key in self._rounds[0]}
+        if math.inf in map(abs, medians.values()):
+            return {**stamp, "rounds": self._rounds, "no": self._failed[-1]}
         return {**stamp, "rounds": self._rounds, **medians}
 
 

@@ -78,6 +78,17 @@ class Peer:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOURHAND_", "PYTHON"))}
         return {**kept, "PYTHONPATH": str(PROJECT), "BENCH_URL": url, "BENCH_METER": str(meter), "BENCH_MEASURE": measure}
 
+    def cannot(self, measure: str) -> str | None:
+        """Why it need not be asked."""
+        if measure == "held" and self.server != "postgresql":
+            return "keeps its runs elsewhere than in PostgreSQL"
+        return self.no.get(measure)
+
+    def fingerprint(self) -> str:
+        """Of what it was measured with: its adapter, settings and versions."""
+        text = (HERE / "adapters" / self.adapter).read_text()
+        return hashlib.sha256(f"{text}\0{self.settings}\0{self.packages}".encode()).hexdigest()[:12]
+
     def versions(self) -> str:
         return ", ".join(self.packages)
 

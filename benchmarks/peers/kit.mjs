@@ -146,7 +146,9 @@ async function feed(peer, length) {
     const before = done()
     let given = 0
     while (performance.now() < until) {
-        if (given - (done() - before) < FEED_AHEAD) {
+        const waiting = given - (done() - before)
+        if (given && waiting <= 0) write('dry', `${given} ${now().toFixed(6)}\n`)
+        if (waiting < FEED_AHEAD) {
             await peer.enqueueMany('noop', range(FEED_AT_ONCE))
             given += FEED_AT_ONCE
         } else {

@@ -196,7 +196,10 @@ async def _ask(peer: Peer, count: int) -> None:
 async def _feed(peer: Peer, seconds: float) -> None:
     until, given, before = time.monotonic() + seconds, 0, sum(counts().values())
     while time.monotonic() < until:
-        if given - (sum(counts().values()) - before) < FEED_AHEAD:
+        waiting = given - (sum(counts().values()) - before)
+        if given and waiting <= 0:
+            _write("dry", f"{given} {time.time():.6f}\n")
+        if waiting < FEED_AHEAD:
             await _settled(peer.enqueue_many("noop", range(FEED_AT_ONCE)))
             given += FEED_AT_ONCE
         else:

@@ -288,7 +288,7 @@ async def _stamps(stage: Stage, count: int, patience: float, complaint: str) -> 
 
 async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
     """Runs a second under steady load, before and at the end of so many seconds beside a transaction that is held open."""
-    settled, window = 15.0, min(60.0, seconds / 4)
+    settled, window, dry = 15.0, min(60.0, seconds / 4), 0
     await stage.fresh()
     with stage.working() as workers:
         await stage.warm(workers)
@@ -296,6 +296,7 @@ async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
         try:
             await asyncio.sleep(settled)
             before = await _rate(stage, workers, window)
+            dry += _dry(stage, window)
             if not before:
                 raise Stalled("nothing was done under steady load")
             sql = await asyncpg.connect(stage.url)
@@ -303,12 +304,18 @@ async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
                 await sql.execute("SELECT txid_current()")
                 await asyncio.sleep(seconds - window)
                 beside = await _rate(stage, workers, window)
+                dry += _dry(stage, window)
             await sql.close()
             if feeder.poll() is not None:
                 raise Stalled("what kept runs waiting has ended")
         finally:
             _end(feeder, signal.SIGKILL)
-    return {"held before": before, "held beside": beside, "held ratio": beside / before}
+    return {"held before": before, "held beside": beside, "held ratio": beside / before, "dry": dry}
+
+
+def _dry(stage: Stage, window: float) -> int:
+    """How often in the window that is over nothing was left to do."""
+    return sum(moment > time.time() - window for _, moment in kit.moments("dry", stage.meter))
 
 
 async def _rate(stage: Stage, workers: list[subprocess.Popen[str]], seconds: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers.field import PROJECT, Peer
+from benchmarks.peers.field import MEASURES, PROJECT, Peer
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
 IMAGES = PROJECT / "docs" / "images"
@@ -41,6 +43,7 @@ COLUMNS = (
     Column("held beside", "held", "beside a held transaction", "runs/s", True),
     Column("held ratio", "held", "share of its rate kept", "", True),
 )
+MOST = {column.key for column in COLUMNS if column.most} | {"limit", "held before"}
 WORDS = {
     "many": "enqueue in bulk", "single": "enqueue one by one", "latency": "enqueue to start", "register": "register schedules",
     "due": "due at once", "kill": "kill -9", "held": "held transaction",
@@ -57,6 +60,11 @@ def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
     return str(measured["no"]) if value is None and "no" in measured else value
 
 
+def median(key: str, values: list[float], stalled: int) -> float:
+    """Of all rounds: one that was given up is worse than any other."""
+    return statistics.median([*values, *[-math.inf if key in MOST else math.inf] * stalled])
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What Hourhand is to reach among its peers, and whether it does."""
@@ -69,57 +77,50 @@ def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
     """Of what has been measured."""
     columns = {column.key: column for column in COLUMNS}
     by_name = {peer.name: peer for peer in peers}
+    told: list[Verdict] = []
 
     def value(name: str, key: str) -> float | None:
         found = _value(results, by_name[name], columns[key]) if name in by_name else None
         return None if isinstance(found, str) else found
 
-    def best(key: str, among: list[Peer]) -> tuple[float, str] | None:
-        found = [(number, peer.title) for peer in among if (number := value(peer.name, key)) is not None]
-        return (max if columns[key].most else min)(found, default=None)
+    def best(key: str, among: list[Peer]) -> tuple[float, Peer] | None:
+        found = [(number, peer) for peer in among if (number := value(peer.name, key)) is not None]
+        return (max if columns[key].most else min)(found, key=lambda one: one[0], default=None)
 
+    def judge(key: str, words: str, good: bool, *beside: Peer) -> None:
+        runs = {_run(results, name, columns[key].measure) for name in ("hourhand", *(peer.name for peer in beside))}
+        told.append(Verdict(f"{columns[key].title}: {words}{'' if len(runs) == 1 else ', measured apart'}", good))
+
+    ours = results["peers"].get("hourhand", {})
+    told += [Verdict(f"{WORDS.get(name, name)}: no: {_short(one['no'])}", False) for name, one in ours.items() if "no" in one]
     others = [peer for peer in peers if peer.name != "hourhand"]
-    told: list[Verdict] = []
     for key in ("drain 1", "drain 2"):
-        own, title = value("hourhand", key), columns[key].title
-        if own is None:
+        if (own := value("hourhand", key)) is None:
             continue
         if fastest := best(key, [peer for peer in others if not peer.node]):
-            ratio = own / fastest[0]
-            told.append(
-                Verdict(f"{title}: {ratio:.1f} times the fastest peer in Python, {fastest[1]} (to reach: 2.5)", ratio >= 2.5)
-            )
+            ratio, peer = own / fastest[0], fastest[1]
+            judge(key, f"{ratio:.1f} times the fastest peer in Python, {peer.title} (to reach: 2.5)", ratio >= 2.5, peer)
         if graphile := value("graphile_worker", key):
-            told.append(
-                Verdict(
-                    f"{title}: {own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)", own > graphile
-                )
-            )
+            words = f"{own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)"
+            judge(key, words, own > graphile, by_name["graphile_worker"])
         if limit := results["peers"]["hourhand"]["drain"].get("limit"):
-            told.append(
-                Verdict(
-                    f"{title}: {own / limit:.2f} of what plain SQL does with the same tables (to reach: 0.5)", own >= 0.5 * limit
-                )
-            )
+            judge(key, f"{own / limit:.2f} of what plain SQL does with the same tables (to reach: 0.5)", own >= 0.5 * limit)
     for key in ("latency p50", "latency p99"):
-        own, fastest = value("hourhand", key), best(key, [peer for peer in others if peer.server == "postgresql"])
-        if own is not None and fastest:
-            ratio = own / fastest[0]
-            told.append(
-                Verdict(
-                    f"{columns[key].title}: {ratio:.2f} of the soonest peer's on PostgreSQL, {fastest[1]} (to reach: below 1)",
-                    ratio < 1,
-                )
-            )
+        own, soonest = value("hourhand", key), best(key, [peer for peer in others if peer.server == "postgresql"])
+        if own is not None and soonest:
+            ratio, peer = own / soonest[0], soonest[1]
+            judge(key, f"{ratio:.2f} of the soonest peer's on PostgreSQL, {peer.title} (to reach: below 1)", ratio < 1, peer)
     if (own := value("hourhand", "due 10000")) is not None:
         soonest = best("due 10000", others)
-        than = f"; the soonest peer, {soonest[1]}, {number(soonest[0])} s" if soonest else ""
-        told.append(
-            Verdict(
-                f"10,000 schedules due in one second: the last run started after {number(own)} s (to reach: 1 s){than}", own < 1
-            )
-        )
+        than = f"; the soonest peer, {soonest[1].title}, {number(soonest[0])} s" if soonest else ""
+        judge("due 10000", f"{number(own)} s (to reach: 1 s){than}", own < 1, *([soonest[1]] if soonest else []))
     return told
+
+
+def _run(results: Results, name: str, measure: str) -> str | None:
+    """Which one of the bench it was taken in."""
+    measured = results["peers"][name][measure]
+    return str(measured.get("run", measured.get("at")))
 
 
 def number(value: float) -> str:
@@ -207,11 +208,23 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     yield f"Measured {f'on {days[0]}' if len(days) == 1 else f'from {days[0]} to {days[-1]}'}, on these:\n"
     for kind in sorted({_kind(one) for one in figures}):
         yield f"- {kind}"
+    apart = {measure: names for measure in MEASURES if (names := _apart(results, peers, measure))}
+    if apart:
+        yield "\nIn other runs than Hourhand's, hours or a day apart, were measured:\n"
+        for measure, names in apart.items():
+            yield f"- {WORDS.get(measure, measure)}: {', '.join(names)}"
     yield "\n| | version | server | runs, in bulk and drained | settings |"
     yield "|---|---|---|---:|---|"
     for peer in peers:
         version = peer.versions() or _commits(results, peer)
         yield f"| {peer.title} | {version} | {peer.server} | {peer.runs:,} | {peer.settings} |"
+    if earlier := [
+        f"{peer.title} ({', '.join(measures)})" for peer in peers if (measures := _of_earlier_settings(results, peer))
+    ]:
+        yield (
+            "\nMeasured with other settings or versions than these, or before it was written down with which:"
+            f" {'; '.join(earlier)}."
+        )
     yield "\nEvery package that they brought along is in [benchmarks.json](benchmarks.json)."
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
@@ -226,6 +239,19 @@ def _kind(figure: Results) -> str:
     return f"{figure['cores']} cores ({figure['processor']}), {figure['memory']}{programs}"
 
 
+def _apart(results: Results, peers: list[Peer], measure: str) -> list[str]:
+    """Who was measured, but not in the run in which Hourhand was."""
+    taken = [peer for peer in peers if measure in results["peers"][peer.name] and not peer.cannot(measure)]
+    ours = {_run(results, peer.name, measure) for peer in taken if peer.name == "hourhand"}
+    return [peer.title for peer in taken if ours and _run(results, peer.name, measure) not in ours]
+
+
+def _of_earlier_settings(results: Results, peer: Peer) -> list[str]:
+    now = peer.fingerprint()
+    found = results["peers"][peer.name].items()
+    return [WORDS.get(name, name) for name, one in found if not peer.cannot(name) and one.get("adapter") != now]
+
+
 def _commits(results: Results, peer: Peer) -> str:
     return "commits " + ", ".join(sorted({one["commit"] for one in results["peers"][peer.name].values()}))
 
@@ -238,6 +264,8 @@ def _notes(results: Results, peer: Peer) -> dict[str, str]:
             notes[column.measure] = f"no: {_short(reason)}{remark}"
         elif failed := results["peers"][peer.name].get(column.measure, {}).get("failed"):
             notes[column.measure] = f"{len(failed)} of the rounds failed: {_short(failed[0])}{remark}"
+        elif results["peers"][peer.name].get(column.measure, {}).get("dry"):
+            notes[column.measure] = f"its runs were done as fast as they could be put in, so it may do more.{remark}"
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -133,14 +134,15 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
     ("told", "found"),
     [
         ([{"kill": 3.0}, {"kill": 1.0}, {"kill": 2.0}], {"kill": 2.0}),
-        ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 2.5, "failed": ["late"]}),
+        ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 3.0, "failed": ["late"]}),
+        ([{"kill": 3.0}, measures.Stalled("late"), measures.Stalled("later")], {"no": "later", "failed": ["late", "later"]}),
         ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["the bench broke down: OSError('away')"]}),
         ([measures.Broken("it ended"), {"kill": 3.0}, {"kill": 2.0}], {"kill": 2.5, "failed": ["it ended"]}),
-        ([measures.Broken("it ended")] * 3, {"no": "it ended"}),
+        ([measures.Broken("it ended")] * 3, {"no": "it ended", "failed": ["it ended"] * 3}),
         ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
-        ([OSError("1"), OSError("2"), OSError("3")], {"no": "the bench broke down: OSError('3')"}),
+        ([OSError("1")] * 3, {"no": "the bench broke down: OSError('1')", "failed": ["the bench broke down: OSError('1')"] * 3}),
     ],
-    ids=["median", "one late", "one broken", "one ended", "all ended", "stalled", "all broken"],
+    ids=["median", "one late", "two late", "one broken", "one ended", "all ended", "stalled", "all broken"],
 )
 async def test_rounds_that_fail_are_told(
     told: list[dict[str, float] | Exception], found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -148,9 +150,36 @@ async def test_rounds_that_fail_are_told(
     monkeypatch.setattr(measures, "kill", rounds(*told))
     options = argparse.Namespace(runs=None, rounds=3, held=1.0)
     taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, options)
-    while not taking.over:
+    while taking.left:
         await taking.round()
-    assert {key: value for key, value in taking.result().items() if key not in ("at", "commit", "versions", "rounds")} == found
+    stamps = ("at", "commit", "source", "versions", "adapter", "rounds")
+    assert {key: value for key, value in taking.result().items() if key not in stamps} == found
+
+
+async def test_a_held_transaction_is_tried_again_if_the_peer_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measures, "held", lambda stage, seconds: told(stage))
+    told = rounds(measures.Broken("it ended"), {"held ratio": 0.5})
+    taking = bench.Taking(field.peers()[0], "held", {}, tmp_path, argparse.Namespace(runs=None, rounds=3, held=1.0))
+    await taking.round()
+    assert taking.left == 1
+    await taking.round()
+    assert taking.left == 0
+    assert taking.result()["held ratio"] == 0.5
+
+
+async def test_rounds_to_come_do_not_replace_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measures, "kill", rounds({"kill": 3.0}, {"kill": 1.0}))
+    monkeypatch.setattr(bench.observe, "so_far", lambda path: tmp_path / "so far")
+    results, published = {"peers": {"hourhand": {"kill": {"kill": 9.0}}}}, tmp_path / "published"
+    taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, argparse.Namespace(runs=None, rounds=2, held=1.0))
+    await taking.round()
+    bench.keep(results, taking, {"run": "today"}, published)
+    assert results["peers"]["hourhand"]["kill"] == {"kill": 9.0}
+    assert json.loads((tmp_path / "so far").read_text())["hourhand, kill"]["rounds"] == [{"kill": 3.0}]
+    await taking.round()
+    bench.keep(results, taking, {"run": "today"}, published)
+    kept = json.loads(published.read_text())["peers"]["hourhand"]["kill"]
+    assert (kept["kill"], kept["run"]) == (2.0, "today")
 
 
 def test_notes_tell_why_not_and_what_failed() -> None:
@@ -183,7 +212,7 @@ def figures(**changed: float) -> dict[str, object]:
         ({"hourhand/limit": 110.0}, ["drain, one process: 0.45 of what plain SQL does"]),
         ({"pgqueuer/latency p50": 1.9}, ["enqueue to start, p50: 1.05 of the soonest"]),
         ({"pgqueuer/latency p99": 4.0}, ["enqueue to start, p99: 1.00 of the soonest"]),
-        ({"hourhand/due 10000": 1.0}, ["10,000 schedules due in one second"]),
+        ({"hourhand/due 10000": 1.0}, ["10,000 due at once: last start after: 1 s"]),
     ],
 )
 def test_hourhand_is_judged_among_its_peers(changed: dict[str, float], missed: list[str]) -> None:
@@ -196,6 +225,44 @@ def test_hourhand_is_judged_among_its_peers(changed: dict[str, float], missed: l
 
 def test_what_was_not_measured_is_not_judged() -> None:
     assert report.verdicts({"peers": {"hourhand": {"drain": {"drain 1": 5.0}}}}, field.peers()) == []
+
+
+def test_what_hourhand_itself_could_not_do_is_missed() -> None:
+    told = figures()
+    told["peers"]["hourhand"]["due"] = {"no": "9 of 10 started\nlog"}  # type: ignore[index]
+    bad = [one.said for one in report.verdicts(told, field.peers()) if not one.good]
+    assert bad == ["due at once: no: 9 of 10 started"]
+
+
+def test_figures_of_several_runs_are_told_apart() -> None:
+    told = figures()
+    for name, run in (("hourhand", "today"), ("pgqueuer", "today"), ("graphile_worker", "yesterday")):
+        told["peers"][name]["drain"]["run"] = run  # type: ignore[index]
+    apart = {one.said.partition(" (")[0] for one in report.verdicts(told, field.peers()) if one.said.endswith("measured apart")}
+    assert apart == {
+        "drain, one process: 1.2 times Graphile Worker, which keeps no history",
+        "drain, two processes: 1.3 times Graphile Worker, which keeps no history",
+    }
+
+
+def test_who_was_measured_apart_is_told() -> None:
+    ours, *others = field.peers()
+    elsewhere = next(peer for peer in others if peer.server != "postgresql")
+    runs = {ours.name: "today", others[0].name: "today", others[1].name: "yesterday", elsewhere.name: "yesterday"}
+    told = {"peers": {name: {"due": {"run": run}, "held": {"run": run}} for name, run in runs.items()}}
+    taken = [ours, *others[:2], elsewhere]
+    assert report._apart(told, taken, "due") == [others[1].title, elsewhere.title]
+    assert report._apart(told, taken, "kill") == []
+    cannot = {peer.title for peer in taken if peer.cannot("held")}
+    assert set(report._apart(told, taken, "held")) == {others[1].title} - cannot
+    assert elsewhere.title in cannot
+
+
+def test_settings_that_have_changed_since_are_told() -> None:
+    peer = field.peers()[1]
+    measured = {"due": {"adapter": peer.fingerprint()}, "register": {"adapter": "another"}, "many": {}}
+    assert report._of_earlier_settings({"peers": {peer.name: measured}}, peer) == ["register schedules", "enqueue in bulk"]
+    assert replace(peer, settings="else").fingerprint() != peer.fingerprint()
 
 
 def test_what_handlers_did_is_read_from_outside(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import { PgBoss } from 'pg-boss'
 import * as kit from './kit.mjs'
 
 const POOL = 20
+const KILL = kit.MEASURE === 'kill'
 // Ten seconds are the shortest heartbeat that it takes.
-const queue = { notify: true, heartbeatSeconds: 10 }
+const queue = { notify: true, ...(KILL && { heartbeatSeconds: 10 }) }
 // Half a second is the shortest interval that it takes; a notification wakes a worker at once.
 const polling = { pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 }
 const batches = { ...polling, batchSize: 1000, burstWhenBatchFull: true, localConcurrency: 2 }
@@ -43,10 +44,9 @@ class PgBossPeer {
     async work() {
         const one = await boss({
             useListenNotify: true,
-            superviseIntervalSeconds: 10,
-            monitorIntervalSeconds: 10,
-            cronMonitorIntervalSeconds: 10, // each look parses every schedule: more often, it holds up what is due
-            cronWorkerIntervalSeconds: 1,
+            ...(KILL && { superviseIntervalSeconds: 10, monitorIntervalSeconds: 10 }),
+            // Each look parses every schedule: more often, it holds up what is due.
+            ...(kit.MEASURE === 'due' && { cronMonitorIntervalSeconds: 10, cronWorkerIntervalSeconds: 1 }),
         }).start()
         await one.work('noop', batches, async (jobs) => jobs.forEach(({ data }) => kit.noop(data.n)))
         await one.work('stamp', batches, async (jobs) => jobs.forEach(({ data }) => kit.stamp(data.n)))
