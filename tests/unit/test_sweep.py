@@ -11,6 +11,7 @@ import pytest
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.core.ring import SHARDS
 from hourhand.core.settings import Settings
+from hourhand.core.zones import tzdata_version
 from hourhand.engine import scheduler as module
 from hourhand.engine.scheduler import SWEEP_EVERY, Scheduler
 from hourhand.storage.database import Database
@@ -25,6 +26,7 @@ class Fixture:
         monkeypatch.setattr(module.Clock, "monotonic", lambda: self.now)
         self.scheduler = Scheduler(Database(Settings()), Settings())
         self.scheduler.elector.held = dict.fromkeys(range(SHARDS), 1)
+        self.scheduler.elector.tzdata = dict.fromkeys(range(SHARDS), tzdata_version())
         monkeypatch.setattr(self.scheduler._shards, "near_schedules", self._near_schedules)
 
     async def _near_schedules(self, shards: Sequence[int], _seconds: float) -> list[tuple[int, int, float]]:
@@ -85,7 +87,6 @@ def test_a_shard_that_goes_and_returns_is_asked_about_again(shards: Fixture, mon
     shards.look()
     shards.asked.clear()
     monkeypatch.setattr(shards.scheduler.elector, "run_once", taken)
-    monkeypatch.setattr(shards.scheduler.elector, "strangers", lambda _: {})
     asyncio.run(elect())
     assert shards.asked == [7]
 
@@ -111,6 +112,39 @@ def test_what_could_not_be_asked_about_is_asked_about_again(shards: Fixture, mon
         return set()
 
     monkeypatch.setattr(shards.scheduler.elector, "run_once", nothing)
-    monkeypatch.setattr(shards.scheduler.elector, "strangers", lambda _: {})
     asyncio.run(elect())
     assert shards.asked == [*range(module.SHARDS_AT_ONCE), *range(SHARDS)]
+
+
+def test_while_zones_are_minded_others_are_asked_about(shards: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    strange, minded = range(10, 40), list[int]()
+
+    async def elect() -> None:
+        complete = asyncio.Event()
+
+        async def nothing() -> set[int]:
+            return set()
+
+        async def slow(shard: int) -> list[object]:
+            assert shard not in shards.asked, "as another release had it"
+            shards.now += 6
+            minded.append(shard)
+            if len(minded) == len(strange):
+                complete.set()
+            return []
+
+        async def noted(*_: object) -> None:
+            pass
+
+        monkeypatch.setattr(shards.scheduler.elector, "run_once", nothing)
+        monkeypatch.setattr(shards.scheduler._shards, "zoned_schedules", slow)
+        monkeypatch.setattr(shards.scheduler._shards, "set_tzdata", noted)
+        task = asyncio.create_task(shards.scheduler._elect())
+        await asyncio.wait_for(complete.wait(), 20)
+        task.cancel()
+
+    shards.scheduler.elector.tzdata.update(dict.fromkeys(strange, "2020a"))
+    asyncio.run(elect())
+    assert minded == list(strange)
+    asked = Counter(shards.asked)
+    assert min(asked[0], asked[10]) >= len(strange) * 6 / SWEEP_EVERY, "once a minute, as ever; and what has been minded too"

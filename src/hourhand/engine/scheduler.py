@@ -32,6 +32,8 @@ LOOK_AROUND = 1.0
 SWEEP_EVERY = 60.0
 """Seconds in which each shard has its turn once. They are spread over them: all at once would hold up what is due meanwhile."""
 SHARDS_AT_ONCE = 8
+BREATH = 200
+"""Schedules that are computed before others have their turn in this process: some milliseconds."""
 
 
 class Scheduler:
@@ -114,9 +116,10 @@ class Scheduler:
 
     async def _sweep(self) -> None:
         """Hints for what shards have soon that have come to us, or whose turn it is; a few shards at a time, so that a million
-        of them pass through lightly."""
+        of them pass through lightly. Not of those whose instants may be another zone release's."""
         minutes = Clock.monotonic() / SWEEP_EVERY
-        turns = {shard: int(minutes + shard / SHARDS) for shard in sorted(self.elector.held)}
+        own = sorted(self.elector.held.keys() - self.elector.strangers(tzdata_version()).keys())
+        turns = {shard: int(minutes + shard / SHARDS) for shard in own}
         due = [shard for shard, turn in turns.items() if self._swept.get(shard) != turn]
         for begin in range(0, len(due), SHARDS_AT_ONCE):
             some = due[begin : begin + SHARDS_AT_ONCE]
@@ -132,29 +135,38 @@ class Scheduler:
                 self.firer.hint(schedule, at)
 
     async def _mind_zones(self) -> None:
-        """What was computed with another release of the time zone rules is computed again."""
-        release = tzdata_version()
+        """What was computed with another release of the time zone rules is computed again; shard by shard, and with a look
+        at those whose turn it is every second or so: with millions of schedules it takes a while."""
+        release, until = tzdata_version(), Clock.monotonic() + LOOK_AROUND
         for shard, known in self.elector.strangers(release).items():
-            epoch = self.elector.held.get(shard)
-            if epoch is None:
+            if Clock.monotonic() >= until:
+                self._look.set()
+                return
+            await self._mind_zones_of(shard, known, release)
+
+    async def _mind_zones_of(self, shard: int, known: str, release: str) -> None:
+        epoch = self.elector.held.get(shard)
+        if epoch is None:
+            return
+        moves = []
+        for number, (schedule, plan, stored, since) in enumerate(await self._shards.zoned_schedules(shard) if known else ()):
+            if number % BREATH == 0:
+                await asyncio.sleep(0)
+            try:
+                fresh = plan.next_after(since)
+            except InvalidSchedule:
                 continue
-            moves = []
-            for schedule, plan, stored, since in await self._shards.zoned_schedules(shard) if known else ():
-                try:
-                    fresh = plan.next_after(since)
-                except InvalidSchedule:
-                    continue
-                if fresh is not None and fresh != stored:
-                    moves.append((schedule, stored, fresh))
-            if moves:
-                moved = await self._shards.move_schedules(self.node.id, shard, epoch, moves, f"tzdata {known} to {release}")
-                for one in moved:
-                    log.warning("job.moved", job=one.name, before=one.before.isoformat(), after=one.after.isoformat(),
-                                tzdata=release, meaning="the rules of its time zone changed")  # fmt: skip
-                for schedule, _, after in moves:
-                    self.firer.hint(schedule, after.timestamp())
-            await self._shards.set_tzdata(self.node.id, shard, epoch, release)
-            self.elector.tzdata[shard] = release
+            if fresh is not None and fresh != stored:
+                moves.append((schedule, stored, fresh))
+        if moves:
+            moved = await self._shards.move_schedules(self.node.id, shard, epoch, moves, f"tzdata {known} to {release}")
+            for one in moved:
+                log.warning("job.moved", job=one.name, before=one.before.isoformat(), after=one.after.isoformat(),
+                            tzdata=release, meaning="the rules of its time zone changed")  # fmt: skip
+            for schedule, _, after in moves:
+                self.firer.hint(schedule, after.timestamp())
+        await self._shards.set_tzdata(self.node.id, shard, epoch, release)
+        self.elector.tzdata[shard] = release
 
     # What others say
 
