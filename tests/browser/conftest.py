@@ -157,7 +157,8 @@ async def watched(browser: Browser, site: Site, key: str | None = ADMIN, **optio
         assert complaints == []
     finally:
         # What the test answers in the server's place may have been asked for again meanwhile.
-        await page.unroute_all(behavior="ignoreErrors")
+        if not page.is_closed():
+            await page.unroute_all(behavior="ignoreErrors")
         await context.close()
 
 
