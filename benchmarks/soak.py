@@ -123,7 +123,11 @@ async def soak(url: str, options: argparse.Namespace, progress: Progress) -> lis
     seconds, first, last = 60 * options.minutes, 60 * options.hold_from, 60 * (options.hold_from + options.hold)
     async with AsyncExitStack() as stack:
         fleet = [
-            await stack.enter_async_context(product.workers(url, SCHEMA, sql, 1, "--metrics-port", str(port))) for port in ports
+            # Not a line for each of the runs that fail on purpose.
+            await stack.enter_async_context(
+                product.workers(url, SCHEMA, sql, 1, "--metrics-port", str(port), "--log-level", "error")
+            )
+            for port in ports
         ]
         app = await stack.enter_async_context(Hourhand(url, schema=SCHEMA))
         asked, stop = [0], asyncio.Event()
