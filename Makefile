@@ -2,9 +2,9 @@
 # make test [TESTS="tests/db -k cron"]               all tests, or these
 # make check                                         format, lint, types, import contracts
 # make bench [JSON=file] [ONLY="shared steady"]      the figures, beside the machine's own limit
-# make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"] [PUBLISH=1]  the same for Hourhand and its peers
-# make bench-capacity [JOBS=10000000]                ten million jobs on this machine
-# make bench-soak [MINUTES=30]                       half an hour with a long transaction in it
+# make bench-peers [ONLY="procrastinate rq"] [MEASURES="drain"] [ROUNDS=1] [PUBLISH=1]  the same for Hourhand and its peers
+# make bench-capacity [JOBS=100000]                  ten million jobs on this machine, or a trial with fewer
+# make bench-soak [MINUTES=10]                       half an hour with a long transaction in it, or a shorter trial
 # make bench-profile                                 where each microsecond of a run goes
 # make compare REF=<commit>                          before and after, in one run
 # make mutants                                       break each guarantee, see its test fail

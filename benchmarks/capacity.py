@@ -27,6 +27,8 @@ from hourhand import Hourhand
 from hourhand.storage.migrate import migrate
 
 SCHEMA = "hourhand"
+FIRINGS = 2_800 / 10_000_000
+"""A second, of each job: what the steady load must reach."""
 PART = 250_000
 PATIENCE = 900.0
 """Seconds for catching up, and for the last outcomes of a phase: who takes longer has got stuck."""
@@ -183,7 +185,8 @@ class Capacity:
             await observe.lateness(self.sql, SCHEMA, column, begin, end) for column in ("enqueued_at", "started_at")
         ]
         rate = started.runs / self.options.steady
-        self.say("steady load", f"{rate:,.0f} firings/s for {self.options.steady} s", rate=rate)
+        planned = FIRINGS * self.options.jobs
+        self.say("steady load", f"{rate:,.0f} firings/s for {self.options.steady} s", rate >= planned, rate=rate)
         self.say(
             "  lateness of enqueueing",
             str(enqueued),
@@ -254,6 +257,7 @@ class Capacity:
         before = await observe.tables(self.sql, SCHEMA)
         await self.pass_time(due, f"{count:,} jobs will be due in one second, {of}")
         await self.settled(due + timedelta(seconds=1))
+        recorded = (await self.sql.fetchval("SELECT clock_timestamp()") - due).total_seconds()
         row = await self.sql.fetchrow(
             "SELECT count(*) AS runs, count(DISTINCT r.job_id) AS jobs, max(extract(epoch FROM r.enqueued_at - $1))::float8 AS enqueued,"
             " max(extract(epoch FROM r.started_at - $1))::float8 AS started, max(extract(epoch FROM r.finished_at - $1))::float8 AS finished"
@@ -263,9 +267,11 @@ class Capacity:
         assert row is not None
         self.say(
             f"{count:,} jobs due in one second, {of}",
-            f"last enqueued after {row['enqueued']:.1f} s, started after {row['started']:.1f} s, finished after {row['finished']:.1f} s",
-            row["finished"] < 25,
+            f"last enqueued after {row['enqueued']:.1f} s, started after {row['started']:.1f} s, finished after {row['finished']:.1f} s,"
+            f" all recorded after {recorded:.1f} s",
+            recorded < 25,
             **{f"{name}_{what}": row[what] for what in ("enqueued", "started", "finished")},
+            **{f"{name}_recorded": recorded},
         )
         whole = row["runs"] == row["jobs"] == count
         self.say(

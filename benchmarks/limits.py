@@ -32,13 +32,17 @@ async def drain_limit(url: str, schema: str, lane: int, runs: int) -> float:
     links = [await connect(url) for _ in range(CONNECTIONS)]
 
     async def one(link: asyncpg.Connection, node: int) -> int:
-        done = 0
-        while rows := await link.fetch(statements["claim"], [lane], [0], [BATCH], node, 1):
+        done = low = 0
+        while True:
+            rows = await link.fetch(statements["claim"], [lane], [low], [BATCH], node, 1)
+            if not rows and not low:
+                return done
+            # From where the last one ended, as a worker does; and from the start once more, for what others had locked.
+            low = max((row[0] for row in rows), default=0)
             stamp = [time.time()] * len(rows)
             ids, tokens = [row[1] for row in rows], [row[2] for row in rows]
             finished = await link.fetch(statements["finish"], node, ids, tokens, stamp, stamp, None, None, None, None, None)
             done += len(finished)
-        return done
 
     began = time.perf_counter()
     done = sum(await asyncio.gather(*(one(link, node) for link, node in zip(links, nodes, strict=True))))

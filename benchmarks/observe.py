@@ -29,20 +29,30 @@ def _git(*words: str) -> str:
 
 def stamp() -> dict[str, str]:
     """When, and of what: the commit, and the tree of the product in it, which other commits may have too."""
-    dirty = "-dirty" if _git("status", "--porcelain", "--", "src", "benchmarks") else ""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "--short", "HEAD") + dirty,
-        "source": _git("rev-parse", "--short=12", "HEAD:src") + dirty,
+        "commit": _git("rev-parse", "--short", "HEAD") + _dirty("src", "benchmarks"),
+        "source": _git("rev-parse", "--short=12", "HEAD:src") + _dirty("src"),
     }
+
+
+def _dirty(*folders: str) -> str:
+    return "-dirty" if _git("status", "--porcelain", "--", *folders) else ""
 
 
 def so_far(path: Path) -> Path:
     """Where figures are kept as they come, beside the file that they will become: what ends a run of hours early does not take them
     along."""
-    kept = PROJECT / "build" / f"{path.stem}-so-far.json"
+    kept = PROJECT / "build" / f"{path.absolute().parent.name}-{path.stem}-so-far.json"
     kept.parent.mkdir(exist_ok=True)
     return kept
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def end_in_order() -> None:

@@ -43,6 +43,8 @@ def main() -> None:
     )
     parser.add_argument("--report", action="store_true", help="write the page and the charts from the results; measure nothing")
     options = parser.parse_args()
+    if options.results == RESULTS and (options.runs is not None or options.held != 600):
+        parser.error("other --runs or --held than the page tells of are a trial: give --results another file")
     observe.end_in_order()
     if not options.report:
         measure([everyone[name] for name in options.only], options)
@@ -89,16 +91,16 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
 
 
 def keep(results: dict[str, Any], taking: Taking, about: dict[str, str], path: Path) -> None:
-    """What is whole replaces what is there; what has rounds to come is kept apart."""
+    """What is whole replaces what is there, if the bench did not break down; what has rounds to come is kept apart."""
     measured = {**about, **taking.result()}
     if taking.left:
         kept = observe.so_far(path)
         parts = json.loads(kept.read_text()) if kept.exists() else {}
         parts[f"{taking.peer.name}, {taking.measure}"] = measured
-        kept.write_text(json.dumps(parts, indent=1, sort_keys=True) + "\n")
-    else:
+        observe.write(kept, json.dumps(parts, indent=1, sort_keys=True) + "\n")
+    elif not (taking.broke_down and taking.measure in results["peers"].get(taking.peer.name, {})):
         results["peers"].setdefault(taking.peer.name, {})[taking.measure] = measured
-        path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        observe.write(path, json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def told_left(rounds: int) -> str:
@@ -116,7 +118,6 @@ class Taking:
         self.left = 1 if name == "held" else options.rounds
         self._rounds: list[dict[str, float]] = []
         self._failed: list[str] = []
-        self._stalled = 0
         why = peer.cannot(name)
         self._no: Result | None = None if why is None else {"no": why}
 
@@ -127,10 +128,10 @@ class Taking:
                 self._rounds.append(await self._take(self._stage))
             except measures.Stalled as stalled:
                 self._failed.append(str(stalled))
-                self._stalled += 1
                 if not self._rounds:
                     # Patience is long: who cannot do it once is not asked again.
                     self._no = {"no": str(stalled), **stalled.so_far}
+                self._rounds.append(stalled.so_far)
             except Exception as error:  # one that breaks down must not take the hours of the others along
                 self._failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
                 if self.measure == "held" and len(self._failed) == 1:
@@ -146,10 +147,15 @@ class Taking:
             stamp["failed"] = self._failed
         if not self._rounds:
             return {**stamp, "no": self._failed[-1]}
-        medians = {key: report.median(key, [one[key] for one in self._rounds], self._stalled) for key in self._rounds[0]}
+        medians = {key: report.median(key, self._rounds) for key in self._rounds[0]}
         if math.inf in map(abs, medians.values()):
-            return {**stamp, "rounds": self._rounds, "no": self._failed[-1]}
-        return {**stamp, "rounds": self._rounds, **medians}
+            stamp["no"] = self._failed[-1]
+        return {**stamp, "rounds": self._rounds, **{key: value for key, value in medians.items() if math.isfinite(value)}}
+
+    @property
+    def broke_down(self) -> bool:
+        """Says nothing of the peer."""
+        return self._no is None and not self._rounds
 
 
 def told(result: Result) -> str:

@@ -248,6 +248,8 @@ async def due(stage: Stage) -> dict[str, float]:
         await stage.fresh()
         at = _minute(after=15 + 2 * stage.registering[count])
         stage.ask("register", count, at)
+        if time.time() > at - 10:
+            raise Broken("registering took much longer than before, and they were due")
         with stage.working(1, "work-schedules", count, at) as workers:
             while time.time() < at:
                 stage.alive(workers)
@@ -307,7 +309,7 @@ async def held(stage: Stage, seconds: float = 600) -> dict[str, float]:
                 dry += _dry(stage, window)
             await sql.close()
             if feeder.poll() is not None:
-                raise Stalled("what kept runs waiting has ended")
+                raise Broken("what kept runs waiting has ended")
         finally:
             _end(feeder, signal.SIGKILL)
     return {"held before": before, "held beside": beside, "held ratio": beside / before, "dry": dry}

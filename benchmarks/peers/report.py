@@ -60,9 +60,10 @@ def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
     return str(measured["no"]) if value is None and "no" in measured else value
 
 
-def median(key: str, values: list[float], stalled: int) -> float:
-    """Of all rounds: one that was given up is worse than any other."""
-    return statistics.median([*values, *[-math.inf if key in MOST else math.inf] * stalled])
+def median(key: str, rounds: list[dict[str, float]]) -> float:
+    """Of all rounds: one that was given up before it had the figure is worse than any other."""
+    worst = -math.inf if key in MOST else math.inf
+    return statistics.median(one.get(key, worst) for one in rounds)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
         return (max if columns[key].most else min)(found, key=lambda one: one[0], default=None)
 
     def judge(key: str, words: str, good: bool, *beside: Peer) -> None:
-        runs = {_run(results, name, columns[key].measure) for name in ("hourhand", *(peer.name for peer in beside))}
+        names = ("hourhand", *(peer.name for peer in beside))
+        runs = {_run(results["peers"][name][columns[key].measure]) for name in names}
         told.append(Verdict(f"{columns[key].title}: {words}{'' if len(runs) == 1 else ', measured apart'}", good))
 
     ours = results["peers"].get("hourhand", {})
@@ -117,9 +119,8 @@ def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
     return told
 
 
-def _run(results: Results, name: str, measure: str) -> str | None:
+def _run(measured: Results) -> str:
     """Which one of the bench it was taken in."""
-    measured = results["peers"][name][measure]
     return str(measured.get("run", measured.get("at")))
 
 
@@ -240,10 +241,17 @@ def _kind(figure: Results) -> str:
 
 
 def _apart(results: Results, peers: list[Peer], measure: str) -> list[str]:
-    """Who was measured, but not in the run in which Hourhand was."""
-    taken = [peer for peer in peers if measure in results["peers"][peer.name] and not peer.cannot(measure)]
-    ours = {_run(results, peer.name, measure) for peer in taken if peer.name == "hourhand"}
-    return [peer.title for peer in taken if ours and _run(results, peer.name, measure) not in ours]
+    """Who was measured, but not in the run in which Hourhand was; and on what, if that was another kind of machine."""
+    taken = {peer.title: results["peers"][peer.name][measure] for peer in peers
+             if measure in results["peers"][peer.name] and not peer.cannot(measure)}  # fmt: skip
+    ours = results["peers"].get("hourhand", {}).get(measure)
+    if ours is None:
+        return []
+    return [
+        title + ("" if one.get("processor") == ours.get("processor") else f" ({one.get('processor')})")
+        for title, one in taken.items()
+        if _run(one) != _run(ours)
+    ]
 
 
 def _of_earlier_settings(results: Results, peer: Peer) -> list[str]:
@@ -253,7 +261,9 @@ def _of_earlier_settings(results: Results, peer: Peer) -> list[str]:
 
 
 def _commits(results: Results, peer: Peer) -> str:
-    return "commits " + ", ".join(sorted({one["commit"] for one in results["peers"][peer.name].values()}))
+    """And the trees of src in them, which commits of the history have too."""
+    found = {(one["commit"], one.get("source")) for one in results["peers"][peer.name].values()}
+    return "commits " + ", ".join(commit + (f" (src {source})" if source else "") for commit, source in sorted(found, key=str))
 
 
 def _notes(results: Results, peer: Peer) -> dict[str, str]:

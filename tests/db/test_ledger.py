@@ -9,10 +9,8 @@ import pytest
 
 from hourhand import Hourhand, InvalidOption, NotPossible
 from hourhand.core.account import Line
-from hourhand.core.zones import tzdata_version
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
-from hourhand.engine.scheduler import Scheduler
 from hourhand.storage.nodes import MaintenanceGateway
 from tests.db.test_firing import gateway, make_node
 from tests.db.test_policies import HOUR, T0, Bench, bench
@@ -217,33 +215,7 @@ async def test_a_backfill_can_be_followed_and_called_off(bench: Bench, app: Hour
         await app.jobs.cancel_backfill("job", datetime(2026, 1, 1), T0)
 
 
-# Time zones and age
-
-
-async def test_new_time_zone_rules_move_what_is_ahead(
-    app: Hourhand, sql: asyncpg.Connection, schema: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await app.jobs.add("berlin", task="work", schedule="0 9 * * *", timezone="Europe/Berlin")
-    await app.jobs.add("utc", task="work", schedule="0 9 * * *")
-    right = {one.name: one.next_run_at for one in await app.jobs.list()}
-    await sql.execute(f"UPDATE {schema}.schedules SET next_run_at = next_run_at + interval '1 hour'")
-    await sql.execute(f"UPDATE {schema}.shards SET tzdata = '2020a'")
-    wrong = {one.name: one.next_run_at for one in await app.jobs.list()}
-    scheduler = Scheduler(await app._database(), app.settings)
-    scheduler.node.id = await make_node(sql, schema)
-    await scheduler.elector.run_once()
-    while scheduler.elector.strangers(tzdata_version()):
-        await scheduler._mind_zones()
-    after = {one.name: one.next_run_at for one in await app.jobs.list()}
-    assert after == {"berlin": right["berlin"], "utc": wrong["utc"]}, "only what goes by a zone's clock"
-    assert await sql.fetchval(f"SELECT count(DISTINCT tzdata) FROM {schema}.shards") == 1
-    decided = await sql.fetchrow(f"SELECT outcome, reason FROM {schema}.decisions")
-    assert decided["outcome"] == "moved"
-    assert "tzdata 2020a to" in decided["reason"]
-    lines = await app.jobs.why("berlin", since=datetime.now(UTC), until=datetime.now(UTC) + timedelta(days=2))
-    assert "moved" in {line.outcome for line in lines}
-    assert scheduler.elector.strangers("another") != {}
-    await scheduler._shards.close()
+# Age
 
 
 @pytest.fixture

@@ -140,9 +140,17 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
         ([measures.Broken("it ended"), {"kill": 3.0}, {"kill": 2.0}], {"kill": 2.5, "failed": ["it ended"]}),
         ([measures.Broken("it ended")] * 3, {"no": "it ended", "failed": ["it ended"] * 3}),
         ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
+        (
+            [
+                {"due 1000": 1.0, "due 10000": 7.0},
+                measures.Stalled("late", {"due 1000": 3.0}),
+                measures.Stalled("later", {"due 1000": 2.0}),
+            ],
+            {"no": "later", "due 1000": 2.0, "failed": ["late", "later"]},
+        ),
         ([OSError("1")] * 3, {"no": "the bench broke down: OSError('1')", "failed": ["the bench broke down: OSError('1')"] * 3}),
     ],
-    ids=["median", "one late", "two late", "one broken", "one ended", "all ended", "stalled", "all broken"],
+    ids=["median", "one late", "two late", "one broken", "one ended", "all ended", "stalled", "stalled by half", "all broken"],
 )
 async def test_rounds_that_fail_are_told(
     told: list[dict[str, float] | Exception], found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -165,6 +173,16 @@ async def test_a_held_transaction_is_tried_again_if_the_peer_ends(monkeypatch: p
     await taking.round()
     assert taking.left == 0
     assert taking.result()["held ratio"] == 0.5
+
+
+async def test_a_bench_that_breaks_down_does_not_replace_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measures, "kill", rounds(OSError("away")))
+    results = {"peers": {"hourhand": {"kill": {"kill": 9.0}}}}
+    taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, argparse.Namespace(runs=None, rounds=1, held=1.0))
+    await taking.round()
+    bench.keep(results, taking, {"run": "today"}, tmp_path / "published")
+    assert results == {"peers": {"hourhand": {"kill": {"kill": 9.0}}}}
+    assert bench.told(taking.result()) == "no: the bench broke down: OSError('away')"
 
 
 async def test_rounds_to_come_do_not_replace_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

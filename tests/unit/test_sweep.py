@@ -25,9 +25,11 @@ class Fixture:
         self.meanwhile: Callable[[], None] = lambda: None
         monkeypatch.setattr(module.Clock, "monotonic", lambda: self.now)
         self.scheduler = Scheduler(Database(Settings()), Settings())
-        self.scheduler.elector.held = dict.fromkeys(range(SHARDS), 1)
-        self.scheduler.elector.tzdata = dict.fromkeys(range(SHARDS), tzdata_version())
+        self.own(dict.fromkeys(range(SHARDS), 1))
         monkeypatch.setattr(self.scheduler._shards, "near_schedules", self._near_schedules)
+
+    def own(self, shards: dict[int, int], strange: Sequence[int] = ()) -> None:
+        self.scheduler.elector._keep(shards, ["2020a" if shard in strange else tzdata_version() for shard in range(SHARDS)])
 
     async def _near_schedules(self, shards: Sequence[int], _seconds: float) -> list[tuple[int, int, float]]:
         self.asked += shards
@@ -82,6 +84,7 @@ def test_a_shard_that_goes_and_returns_is_asked_about_again(shards: Fixture, mon
         task.cancel()
 
     async def taken() -> set[int]:
+        shards.own({**shards.scheduler.elector.held, 7: 2})
         return {7}
 
     shards.look()
@@ -143,7 +146,7 @@ def test_while_zones_are_minded_others_are_asked_about(shards: Fixture, monkeypa
         await asyncio.wait_for(complete.wait(), 20)
         task.cancel()
 
-    shards.scheduler.elector.tzdata.update(dict.fromkeys(strange, "2020a"))
+    shards.own(shards.scheduler.elector.owned, strange)
     asyncio.run(elect())
     assert minded == list(strange)
     asked = Counter(shards.asked)

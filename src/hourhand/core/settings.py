@@ -57,7 +57,7 @@ class Settings:
     keep_finished: float = _setting(1.0, "HOURHAND_KEEP_FINISHED", "days for which a one-off job is kept after it has run")
 
     rebuild_indexes: int = _setting(
-        8, "HOURHAND_REBUILD_INDEXES", "MiB above which an index that has outgrown its contents is rebuilt; 0: never"
+        2, "HOURHAND_REBUILD_INDEXES", "MiB above which an index that has outgrown its contents is rebuilt; 0: never"
     )
 
     http_allow: str = _setting(

@@ -50,8 +50,8 @@ class Scheduler:
         self.firer.on_start = self._returned
         self._look = asyncio.Event()
         self._stop_asked = asyncio.Event()
-        self._swept: dict[int, int] = {}
-        """The last turn of each shard that has had one. What is not in here is loaded at the next look."""
+        self._swept: dict[int, tuple[int, int]] = {}
+        """The last turn of each shard that has had one, and the epoch. What is not in here is loaded at the next look."""
         self.started = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -103,8 +103,7 @@ class Scheduler:
         patience = Patience(cap=0.5)
         while True:
             try:
-                for shard in await self.elector.run_once():
-                    self._swept.pop(shard, None)
+                await self.elector.run_once()
                 await self._mind_zones()
                 await self._sweep()
                 patience.reset()
@@ -116,10 +115,9 @@ class Scheduler:
 
     async def _sweep(self) -> None:
         """Hints for what shards have soon that have come to us, or whose turn it is; a few shards at a time, so that a million
-        of them pass through lightly. Not of those whose instants may be another zone release's."""
+        of them pass through lightly."""
         minutes = Clock.monotonic() / SWEEP_EVERY
-        own = sorted(self.elector.held.keys() - self.elector.strangers(tzdata_version()).keys())
-        turns = {shard: int(minutes + shard / SHARDS) for shard in own}
+        turns = {shard: (int(minutes + shard / SHARDS), epoch) for shard, epoch in sorted(self.elector.held.items())}
         due = [shard for shard, turn in turns.items() if self._swept.get(shard) != turn]
         for begin in range(0, len(due), SHARDS_AT_ONCE):
             some = due[begin : begin + SHARDS_AT_ONCE]
@@ -137,15 +135,15 @@ class Scheduler:
     async def _mind_zones(self) -> None:
         """What was computed with another release of the time zone rules is computed again; shard by shard, and with a look
         at those whose turn it is every second or so: with millions of schedules it takes a while."""
-        release, until = tzdata_version(), Clock.monotonic() + LOOK_AROUND
-        for shard, known in self.elector.strangers(release).items():
+        until = Clock.monotonic() + LOOK_AROUND
+        for shard, known in self.elector.strangers().items():
             if Clock.monotonic() >= until:
                 self._look.set()
                 return
-            await self._mind_zones_of(shard, known, release)
+            await self._mind_zones_of(shard, known)
 
-    async def _mind_zones_of(self, shard: int, known: str, release: str) -> None:
-        epoch = self.elector.held.get(shard)
+    async def _mind_zones_of(self, shard: int, known: str) -> None:
+        epoch, release = self.elector.owned.get(shard), tzdata_version()
         if epoch is None:
             return
         moves = []
@@ -160,13 +158,21 @@ class Scheduler:
                 moves.append((schedule, stored, fresh))
         if moves:
             moved = await self._shards.move_schedules(self.node.id, shard, epoch, moves, f"tzdata {known} to {release}")
-            for one in moved:
-                log.warning("job.moved", job=one.name, before=one.before.isoformat(), after=one.after.isoformat(),
+            for number, one in enumerate(moved):
+                if number % BREATH == 0:
+                    await asyncio.sleep(0)
+                log.warning("job.moved", job=one.job, before=one.before.isoformat(), after=one.after.isoformat(),
                             tzdata=release, meaning="the rules of its time zone changed")  # fmt: skip
             for schedule, _, after in moves:
+                self.firer.forget(schedule)
                 self.firer.hint(schedule, after.timestamp())
+            if left := {schedule for schedule, _, _ in moves} - {one.schedule for one in moved}:
+                log.warning("shard.held_up", shard=shard, schedules=len(left), tzdata=release,
+                            meaning="somebody's open transaction keeps them as they were; tried again soon")  # fmt: skip
+                self.elector.excuse(shard, epoch)
+                return
         await self._shards.set_tzdata(self.node.id, shard, epoch, release)
-        self.elector.tzdata[shard] = release
+        self.elector.minded(shard, epoch)
 
     # What others say
 
@@ -186,7 +192,7 @@ class Scheduler:
             self.maintainer.hear(word)
 
     async def _died(self) -> None:
-        self.elector.held = {}
+        self.elector.lose_all()
         log.error("scheduler.lost_its_shards", node=self.node.id)
 
     def _returned(self) -> None:

@@ -69,9 +69,10 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A job whose next firing moved with the rules of its time zone."""
+    """A job whose next firing moved with the rules of its time zone; or a schedule that has no job left."""
 
-    name: str
+    schedule: int
+    job: str | None
     before: datetime
     after: datetime
 

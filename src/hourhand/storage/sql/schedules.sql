@@ -209,23 +209,25 @@ SELECT ledger.schedule_id, ledger.runs, left_behind.jobs AS left_out,
 FROM ledger LEFT JOIN too_late ON too_late.schedule_id = ledger.schedule_id, told, left_behind;
 
 -- name: zoned_schedules
--- The cron schedules of a shard that go by a zone's clock and are still ahead, and since when nothing of them was fired: new
--- rules may have an instant between then and now.
+-- The cron schedules of a shard that go by a zone's clock and were still ahead when it was taken, and since when
+-- nothing of them was fired: new rules may have an instant between then and now.
 SELECT s.id, s.kind, s.expression, s.timezone, s.dst, s.anchor, s.next_run_at,
        coalesce((SELECT f.until FROM hourhand.firings f WHERE f.schedule_id = s.id ORDER BY f.scheduled_at DESC LIMIT 1),
                 (SELECT min(j.active_since) FROM hourhand.jobs j WHERE j.schedule_id = s.id), clock_timestamp()) AS since
 FROM hourhand.schedules s
-WHERE s.shard = $1 AND s.kind = 'cron' AND s.timezone <> 'UTC' AND s.next_run_at > clock_timestamp() + interval '5 seconds';
+WHERE s.shard = $1 AND s.kind = 'cron' AND s.timezone <> 'UTC'
+  AND s.next_run_at > (SELECT taken_at FROM hourhand.shards WHERE shard = $1);
 
 -- name: move_schedules
 -- New time zone rules: schedules $4 of shard $2 (held under the epoch $3 by node $1) move from $5 to $6. On record for each
--- of their jobs.
+-- of their jobs. What somebody is changing stays as it is: nobody waits for him.
 WITH fence AS (
     SELECT s.shard FROM hourhand.shards s WHERE s.shard = $2 AND s.epoch = $3 AND s.owner = $1 FOR SHARE OF s),
 picked AS MATERIALIZED (
     SELECT planned.*, found.place
     FROM unnest($4::bigint[], $5::timestamptz[], $6::timestamptz[]) AS planned (id, before_, after_)
-    CROSS JOIN LATERAL (SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1) AS found
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, shard FROM hourhand.schedules WHERE id = planned.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) AS found
     JOIN fence ON fence.shard = found.shard),
 moved AS (
     UPDATE hourhand.schedules s SET next_run_at = planned.after_
@@ -240,8 +242,8 @@ noted AS (
                   to_char(m.after_ AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     FROM moved m CROSS JOIN LATERAL (SELECT id FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
     ON CONFLICT DO NOTHING RETURNING job_id)
-SELECT j.name, m.before_, m.after_ FROM moved m
-CROSS JOIN LATERAL (SELECT name FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j
+SELECT m.id, j.name, m.before_, m.after_ FROM moved m
+LEFT JOIN LATERAL (SELECT name FROM hourhand.jobs WHERE schedule_id = m.id OFFSET 0) AS j ON true
 WHERE (SELECT count(*) FROM noted) >= 0 ORDER BY j.name;
 
 -- name: set_tzdata
