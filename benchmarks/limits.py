@@ -12,7 +12,8 @@ from hourhand.storage.database import PLANNER
 from hourhand.storage.statements import load
 
 CONNECTIONS = 4
-BATCH = 500
+BATCH = 1_000
+"""As many as a worker claims at most."""
 
 
 async def connect(url: str) -> asyncpg.Connection:
