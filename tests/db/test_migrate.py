@@ -161,6 +161,12 @@ async def test_a_hot_table_is_vacuumed_by_settings_of_its_own(sql: asyncpg.Conne
     assert int(settings["autovacuum_vacuum_threshold"]) <= 5000
 
 
+async def test_schedules_are_vacuumed_when_many_have_fired(sql: asyncpg.Connection, schema: str) -> None:
+    """Each time, every entry of three indexes is read: of millions, not for some thousands."""
+    options = await sql.fetchval("SELECT reloptions FROM pg_class WHERE oid = to_regclass($1)", f"{schema}.schedules")
+    assert "autovacuum_vacuum_scale_factor=0.2" in options
+
+
 ROWS = 20_000
 
 
