@@ -63,16 +63,18 @@ class Elector:
         self.held = {shard: epoch for shard, epoch in owned.items() if self._may_fire(shard, epoch)}
 
     def _may_fire(self, shard: int, epoch: int) -> bool:
-        return self._tzdata[shard] in ("", tzdata_version()) or self._excused.get(shard, (None,))[0] == epoch
+        return self._tzdata[shard] in ("", tzdata_version()) or self._excused_until(shard, epoch) is not None
+
+    def _excused_until(self, shard: int, epoch: int) -> float | None:
+        under, until = self._excused.get(shard, (None, None))
+        return until if under == epoch else None
 
     def strangers(self) -> dict[int, str]:
         """Our shards that were computed with another release, and with which (none: with whichever whoever added them had)."""
-        now, waiting = Clock.monotonic(), set[int]()
-        for shard, (epoch, again) in self._excused.items():
-            if self.owned.get(shard) == epoch and now < again:
-                waiting.add(shard)
         return {
-            shard: self._tzdata[shard] for shard in sorted(self.owned.keys() - waiting) if self._tzdata[shard] != tzdata_version()
+            shard: self._tzdata[shard]
+            for shard, epoch in sorted(self.owned.items())
+            if self._tzdata[shard] != tzdata_version() and Clock.monotonic() >= (self._excused_until(shard, epoch) or 0.0)
         }
 
     def minded(self, shard: int, epoch: int) -> None:
