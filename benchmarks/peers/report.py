@@ -211,7 +211,7 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
         yield f"- {kind}"
     apart = {measure: names for measure in MEASURES if (names := _apart(results, peers, measure))}
     if apart:
-        yield "\nIn other runs than Hourhand's, hours or a day apart, were measured:\n"
+        yield "\nIn other runs than Hourhand's, hours or a day apart, and on another processor where one is named, were measured:\n"
         for measure, names in apart.items():
             yield f"- {WORDS.get(measure, measure)}: {', '.join(names)}"
     yield "\n| | version | server | runs, in bulk and drained | settings |"
