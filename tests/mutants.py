@@ -568,6 +568,7 @@ MUTANTS = [
     Mutant("metrics: failed statements uncounted", "src/hourhand/storage/trips.py", "            trip.failed += 1\n", "            pass\n", "tests/db/test_metrics.py -k statements_that_fail"),
     Mutant("metrics: none is nothing", "src/hourhand/surfaces/metrics.py", "    counts.update({(row", "    counts = dict({(row", "tests/db/test_metrics.py -k how_the_fleet_is"),
     Mutant("metrics: whoever is silent keeps others out", f"{ENGINE}/metrics_server.py", "            self._asking.discard(me)\n", "", "tests/db/test_metrics.py -k say_nothing"),
+    Mutant("logs: a line and its end are two writes", f"{ENGINE}/logs.py", "structlog.WriteLogger", "structlog.PrintLogger", "tests/unit/test_logs.py"),
     Mutant("logs: lines without their queue", f"{ENGINE}/logs.py", '"queue": claim.queue, ', "", "tests/cluster/test_logs.py -k every_line"),
     Mutant("batches: one failing item fails all", "src/hourhand/core/batch.py", '    if isinstance(answer, list) and len(answer) == count:\n', '    if isinstance(answer, list) and len(answer) == count:\n        if errors := [one for one in answer if isinstance(one, BaseException)]:\n            raise errors[0]\n',
            f"{BATCHES} fails_its_item_alone"),

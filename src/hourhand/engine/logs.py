@@ -82,7 +82,7 @@ def name_the_run(_logger: Any, _method: str, event: Any) -> Any:
     return event
 
 
-class _Logger(structlog.PrintLogger):
+class _Logger(structlog.WriteLogger):
     name = ""
 
 
