@@ -115,6 +115,8 @@ async def test_a_mountain_that_is_further_ahead_is_planned_too(
 ) -> None:
     monkeypatch.setattr("hourhand.engine.firer.MOUNTAIN", 50)
     await ahead.prepare(more=1_000, ahead=3)
+    for kept in ("due_at", "next_at", "patience"):
+        assert len({id(getattr(plan, kept)) for plan in ahead.plans.values()}) == 1, "what many plans have in common they share"
     async with without_a_look(app):
         await ahead.fire()
     assert await ahead.runs() == 1_001
@@ -160,6 +162,23 @@ async def test_no_more_is_planned_than_there_is_room_for(ahead: Ahead, monkeypat
     assert due - 2 in firer._ahead, "a mountain that is further ahead leaves room for the next second"
     await ahead.fire()
     assert await ahead.runs() == 1_001
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_what_comes_after_the_others_were_planned_is_planned_too(ahead: Ahead, app: Hourhand) -> None:
+    await ahead.prepare(more=50)
+    firer, (first, *others) = ahead.scheduler.firer, ahead.hints
+    firer._ahead.clear()
+    firer.wheel = TimingWheel(int(ahead.due.timestamp()) - 1)
+    for hint in others:
+        firer.wheel.insert(hint, int(ahead.due.timestamp()))
+    await firer.plan_ahead()
+    assert ahead.plans.keys() == {*others}
+    async with without_a_look(app):
+        await firer.plan_ahead()
+    firer.wheel.insert(first, int(ahead.due.timestamp()))
+    await firer.plan_ahead()
+    assert ahead.plans.keys() == {first, *others}
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -333,6 +352,7 @@ async def test_too_late_for_its_plan_it_is_judged_like_any_other(ahead: Ahead, s
     assert await ahead.runs() == 0
     assert await ahead.ledger() == [(0, True)]
     assert await sql.fetchval(f"SELECT outcome FROM {schema}.decisions") == "skipped"
+    assert ahead.scheduler.firer.refused == 0, "a plan that is known to be too late is not sent"
 
 
 async def test_a_plan_for_a_shard_that_is_lost_fires_nothing(ahead: Ahead, sql: asyncpg.Connection, schema: str) -> None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import structlog
 
@@ -44,12 +45,12 @@ LOCK_TIMEOUT = 0.3
 LARGE_CATCH_UP = 100
 ON_TIME = 1.0
 """Up to so many seconds after its instant a firing is in time, whatever its jobs say about lateness."""
-AHEAD = 15
+AHEAD = 30
 """Seconds that a mountain is planned ahead; what a usual second brings is planned in the last one before it."""
 MOUNTAIN = 2_000
 """Schedules of one second, in one scheduler."""
-MOST_AHEAD = 200_000
-"""Plans at a time; each takes 340 bytes."""
+MOST_AHEAD = 300_000
+"""Plans at a time; each takes 200 bytes."""
 AHEAD_AT_ONCE = 500
 AHEAD_UNTIL = 0.05
 """Seconds before the next one begins at which planning for it ends: what is left is planned when it is due."""
@@ -186,18 +187,21 @@ class Firer:
 
         if over():
             return False
-        plans = self._ahead.setdefault(second, {})
-        hints = [hint for hint in self.wheel.upcoming(second - self.wheel.now) if hint not in plans]
+        plans, ahead = self._ahead.setdefault(second, {}), second - self.wheel.now
+        if len(plans) >= self.wheel.crowd(ahead):
+            return True  # each of them has been asked about
+        hints = [hint for hint in self.wheel.upcoming(ahead) if hint not in plans]
         for begin in range(0, len(hints), AHEAD_AT_ONCE):
             if over():
                 return False
             some = hints[begin : begin + AHEAD_AT_ONCE]
             found = await self._planner.hinted_schedules(some, MANY_JOBS)
             plans |= dict.fromkeys(some)
+            same: dict[object, Any] = {}
             for one in found:
                 if one.shard in self._elector.held and one.id not in self._blocked and one.due_at.timestamp() <= second:
                     with contextlib.suppress(InvalidSchedule):
-                        plans[one.id] = one.to(one.schedule.next_after(one.due_at))
+                        plans[one.id] = one.to(one.schedule.next_after(one.due_at), same)
         return True
 
     def forget(self, schedule: int) -> None:
@@ -218,7 +222,7 @@ class Firer:
                 now = self._node.clock.now()
                 if punctual := [one for one in part if _in_time(one, now)]:
                     moved = await self._fire_plain(dict(self._elector.held), punctual)
-                    fired |= moved.keys()
+                    fired.update(moved)
                     self._tell_refused(self._refused_of(punctual, moved))
                     for one in punctual:
                         if one.id in moved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from hourhand.core.schedule import Schedule
 from hourhand.storage.database import Link
@@ -33,8 +34,11 @@ class Hinted:
     jobs: int
     """How many it has; of very many, so many at least."""
 
-    def to(self, next_at: datetime | None) -> Planned:
-        return Planned(self.id, self.due_at, next_at, self.revision, self.jobs, self.patience, self.shard)
+    def to(self, next_at: datetime | None, same: dict[object, Any] | None = None) -> Planned:
+        """`same` is what plans that are kept have in common: they share it."""
+        once: dict[object, Any] = {} if same is None else same
+        due_at, patience = once.setdefault(self.due_at, self.due_at), once.setdefault(self.patience, self.patience)
+        return Planned(self.id, due_at, once.setdefault(next_at, next_at), self.revision, self.jobs, patience, self.shard)
 
 
 @dataclass(frozen=True, slots=True)
