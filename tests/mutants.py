@@ -654,6 +654,7 @@ MUTANTS = [
     Mutant("dashboard: a part is kept for good", f"{DASHBOARD}/static/hourhand.js", "setTimeout(() => { pressed = null; });", "", "tests/browser/test_overview.py -k click_survives"),
     Mutant("dashboard: any button holds a part", f"{DASHBOARD}/static/hourhand.js", "if (event.button === 0) pressed", "pressed", "tests/browser/test_overview.py -k not_released"),
     Mutant("dashboard: a window that is left holds a part", f"{DASHBOARD}/static/hourhand.js", '"dragend", "blur"]', '"dragend"]', "tests/browser/test_overview.py -k not_released"),
+    Mutant("job form: what was written before the script had come is not tried", f"{DASHBOARD}/static/hourhand.js", "field.value !== field.defaultValue)) attempt(form);", "field.value !== field.defaultValue)) ;", "tests/browser/test_job_edit.py -k before_the_script"),
     Mutant("run page: not asked for again", f"{DASHBOARD}/static/hourhand.js", 'if (document.querySelector("[data-eager]")) soon();', "", "tests/browser/test_runs.py -k without_any_event"),
     Mutant("jobs page: others' queues", JOBS_PAGES, "      AND ($12::integer[] IS NULL OR lane / 4 = ANY ($12)) AND", "      AND", f"{PAGES_OF_JOBS} limited_key"),
     Mutant("jobs page: others' names", JOBS_PAGES, " AND ($4::text[] IS NULL OR name ^@ ANY ($4)) LIMIT $5", " LIMIT $5", f"{PAGES_OF_JOBS} limited_key"),

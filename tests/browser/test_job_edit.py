@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime
 
 import asyncpg
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from tests.browser.conftest import Site, check_accessible, read, shoot, watched
 
@@ -243,6 +244,21 @@ async def test_a_new_job(page: Page, site: Site) -> None:
     log = (await site.app.audit.list(subject="brand-new", limit=1))[0]
     assert log.action == "job.add"
     assert re.match("api|dashboard", log.via)
+
+
+async def test_what_is_written_before_the_script_has_come_is_tried_too(page: Page) -> None:
+    script, come = "**/static/hourhand.js*", asyncio.Event()
+
+    async def slow(route: Route) -> None:
+        await come.wait()
+        await route.continue_()
+
+    await page.route(script, slow)
+    await page.goto("/jobs/new", wait_until="commit")
+    await page.get_by_label("Schedule", exact=True).fill("0 3 * * *")
+    come.set()
+    await expect(page.locator("#preview")).to_contain_text("At 03:00 every day (UTC)")
+    await page.unroute(script)
 
 
 async def test_a_job_that_is_declared_in_code_says_so(page: Page, site: Site) -> None:

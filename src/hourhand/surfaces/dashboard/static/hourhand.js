@@ -166,6 +166,10 @@ document.addEventListener("input", (event) => {
   const form = event.target.form;
   if (form && form.matches("[data-try]")) { clearTimeout(form.later); form.later = setTimeout(() => attempt(form), 300); }
 });
+document.addEventListener("DOMContentLoaded", () => {  // what was written before this script had come, or was kept by the browser
+  for (const form of document.querySelectorAll("form[data-try]"))
+    if ([...form.elements].some((field) => "defaultValue" in field && field.value !== field.defaultValue)) attempt(form);
+});
 
 // A page about something that goes on is asked for again without a word from the server: what a run says is no event.
 setInterval(() => { if (document.querySelector("[data-eager]")) soon(); }, 1000);
