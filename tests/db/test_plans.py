@@ -61,7 +61,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "gifts": ("7, '{100}'", {"running": "running_pkey: worker_id"}),
     "strays": ("7, '{100}'", {"running": "running_pkey: worker_id"}),
     "overloaded": ("7, 1", {"running": "running_pkey: worker_id"}),
-    "heartbeat": ("7, 3, false, 0", {"running": "running_pkey: worker_id"}),
+    "heartbeat": ("7, 3, false, 0", OWN_CLAIM),
     "tick": (
         "'maintainer', 7, 3",
         {

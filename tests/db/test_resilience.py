@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 from pydantic import BaseModel, model_serializer
 
 from hourhand import Context, Hourhand, InvalidPayload, Retry
@@ -275,6 +276,70 @@ async def test_a_replayed_run_is_not_stopped_by_an_old_request(app: Hourhand, sq
         await app.dead.replay(handle.id)
         assert await sql.fetchval(f"SELECT count(*) FROM {schema}.cancels") == 0
         assert await handle.result(20) == "done"
+
+
+async def test_a_heartbeat_that_the_database_leaves_unanswered_is_told_and_nothing_starts_meanwhile(
+    app: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    row = asyncio.Lock()
+
+    @app.task
+    async def look() -> bool:
+        return row.locked()
+
+    async def told() -> bool:
+        return any(one["event"] == "heartbeat.unanswered" for one in logs)
+
+    async with working(app):
+        assert await (await look.enqueue()).result(20) is False
+        with structlog.testing.capture_logs() as logs:
+            async with row, sql.transaction():
+                await sql.execute(f"SELECT FROM {schema}.nodes FOR UPDATE")
+                await until(told, "that it is told")
+                handle = await look.enqueue()
+                await until(lambda: sql.fetchval(f"SELECT count(*) FROM {schema}.running"), "its claim")
+        assert await handle.result(20) is False
+
+
+async def test_a_lease_that_ran_out_while_its_renewal_was_under_way_is_noticed_by_who_waits_for_it(
+    app: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    go = asyncio.Event()
+
+    @app.task
+    async def wait() -> None:
+        await go.wait()
+
+    async with working(app, concurrency=1) as worker:
+        first, second = await wait.enqueue(), await wait.enqueue()
+        node, held = worker.node, f"SELECT FROM {schema}.nodes FOR UPDATE"
+
+        async def begun() -> bool:
+            return bool(worker.executor.active)
+
+        async def renewed() -> bool:
+            return node.lease_deadline > before
+
+        async def passed(moment: float) -> bool:
+            return Clock.monotonic() > moment
+
+        async def claimed() -> bool:
+            return bool(worker.executor.stock)
+
+        await until(begun, "the first run")
+        # One renewal takes a second, so that the next is asked for later, and is under way when the lease ends.
+        async with sql.transaction():
+            await sql.execute(held)
+            before = node.lease_deadline
+            await until(lambda: passed(before - app.settings.lease + app.settings.heartbeat + 1), "a slow renewal")
+        await until(renewed, "its answer")
+        async with sql.transaction():
+            await sql.execute(held)
+            await until(lambda: passed(node.lease_deadline), "the end of the lease")
+            go.set()
+            await until(claimed, "the second run, which the slot must not begin")
+        for handle in (first, second):
+            assert (await handle.wait(20)).state == "succeeded"
 
 
 async def test_a_word_about_a_queue_nobody_has_met_is_harmless(app: Hourhand) -> None:

@@ -84,21 +84,26 @@ class Node:
                     log.warning("database.unavailable", node=self.id, error=str(error))
                 await patience.wait()
                 continue
-            await self._pause(self._settings.heartbeat if self._locked else 0.2)
+            held = self._locked and self.lease_deadline > Clock.monotonic()  # an answer that took longer than the lease is none
+            await self._pause(self._settings.heartbeat if held else 0.2)
 
     async def run_once(self) -> bool:
         """One heartbeat. False: this node was declared dead."""
         if not self._locked:
             self._locked = await self._session.lock_node(self.id)
         asked, asked_wall = Clock.monotonic(), Clock.machine()
-        answer = await self._session.heartbeat(
-            self.id, self._settings.lease, self._locked and self._database.sessions, self.clock.skew
-        )
+        late = asyncio.get_running_loop().call_later(self._settings.lease, self._tell_unanswered)
+        try:
+            answer = await self._session.heartbeat(
+                self.id, self._settings.lease, self._locked and self._database.sessions, self.clock.skew
+            )
+        finally:
+            late.cancel()
         if answer is None:
             return False
         now, cancels = answer
         self.clock.correct(now, asked_wall, Clock.machine())
-        lapsed = self.lease_deadline < asked
+        lapsed = self.lease_deadline < Clock.monotonic()  # when asked it may have held: who looked since then waits
         self.renewed_at = asked
         self.lease_deadline = asked + self._settings.lease
         if lapsed:
@@ -110,6 +115,10 @@ class Node:
         if cancels:
             self.on_cancel(cancels)
         return True
+
+    def _tell_unanswered(self) -> None:
+        log.warning("heartbeat.unanswered", node=self.id, seconds=self._settings.lease,
+                    meaning="the database is slow or locked; the lease has run out, and nothing is started until it answers")  # fmt: skip
 
     async def leave(self) -> None:
         """Others no longer count on this node."""

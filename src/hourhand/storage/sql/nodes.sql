@@ -11,11 +11,14 @@ RETURNING id;
 SELECT pg_try_advisory_lock('hourhand.nodes'::regclass::oid::integer, $1);
 
 -- name: heartbeat
--- Renew the lease. No row back: this node was declared dead and must stop what it does.
+-- Renew the lease. No row back: this node was declared dead and must stop what it does. Cancelled runs are looked up one by
+-- one: beside a long transaction there are millions of dead rows under a worker's name, and a lease does not wait for a walk over them.
 UPDATE hourhand.nodes SET lease_until = clock_timestamp() + make_interval(secs => $2), session = $3, skew = $4
 WHERE id = $1 AND died_at IS NULL
 RETURNING extract(epoch FROM clock_timestamp())::float8 AS now,
-          ARRAY(SELECT c.run_id FROM hourhand.cancels c JOIN hourhand.running r ON r.worker_id = $1 AND r.run_id = c.run_id) AS cancels;
+          ARRAY(SELECT c.run_id FROM hourhand.cancels c
+                CROSS JOIN LATERAL (SELECT FROM hourhand.running r
+                                    WHERE r.worker_id = $1 AND r.run_id = c.run_id LIMIT 1) AS ours) AS cancels;
 
 -- name: stop_node
 UPDATE hourhand.nodes SET stopped_at = clock_timestamp() WHERE id = $1 AND stopped_at IS NULL;
