@@ -81,7 +81,7 @@ class Peer:
     def cannot(self, measure: str) -> str | None:
         """Why it need not be asked."""
         if measure == "held" and self.server != "postgresql":
-            return "keeps its runs elsewhere than in PostgreSQL"
+            return "its runs are in Redis here"
         return self.no.get(measure)
 
     def fingerprint(self) -> str:
