@@ -61,7 +61,7 @@ class CeleryPeer(kit.Peer):
 
     def enqueue_many(self, task: str, numbers: range) -> None:
         send = app.tasks[task].apply_async
-        with app.producer_pool.acquire(block=True) as producer:
+        with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=1_000):
             for n in numbers:
                 send((n,), producer=producer)
 

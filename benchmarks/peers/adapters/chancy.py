@@ -31,7 +31,7 @@ async def hold(*, n: int) -> None:
 JOBS: dict[str, Job] = {"noop": noop.job, "stamp": stamp.job, "hold": hold.job}
 # To be found dead soon: shorter than the defaults, of 30 and 90 s.
 SIGNS = {"heartbeat_poll_interval": 1, "heartbeat_timeout": 3} if kit.MEASURE == "kill" else {}
-QUEUE = Queue("default", executor=Chancy.Executor.Async, concurrency=100, polling_interval=1, eager_polling=True)
+QUEUE = Queue("default", executor=Chancy.Executor.Async, concurrency=1_000, polling_interval=1, eager_polling=True)
 
 
 def _chancy() -> Chancy:
@@ -64,6 +64,7 @@ class ChancyPeer(kit.Peer):
 
     async def work(self) -> None:
         async with _chancy() as chancy, Worker(chancy, shutdown_timeout=5, **SIGNS) as worker:
+            worker.send_outgoing_interval = 0.05
             await worker.wait_for_shutdown()
 
     async def register(self, count: int, at: datetime) -> None:

@@ -16,7 +16,10 @@ from benchmarks.peers import kit
 QUEUE = "bench"
 CONCURRENCY = 1_000
 POLL_SECONDS = 0.01
-CHUNK = 100
+ENQUEUE_MANY = sqlalchemy.text(
+    "SELECT count(dbos.enqueue_workflow(:task, :queue, ARRAY[to_json(n)], application_name => 'bench')) "
+    "FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n"
+)
 
 
 @DBOS.workflow(name="noop")
@@ -71,10 +74,9 @@ class Dbos(kit.Peer):
         await self.client.enqueue_async({"queue_name": QUEUE, "workflow_name": task}, n)
 
     def enqueue_many(self, task: str, numbers: range) -> None:
-        for first in range(0, len(numbers), CHUNK):
-            with self.engine.begin() as connection:
-                for n in numbers[first : first + CHUNK]:
-                    self.client.enqueue_in_transaction(connection, {"queue_name": QUEUE, "workflow_name": task}, n)
+        bounds = {"first": numbers.start, "last": numbers.stop - 1}
+        with self.engine.begin() as connection:
+            connection.execute(ENQUEUE_MANY, {"task": task, "queue": QUEUE, **bounds})
 
     def work(self) -> None:
         stop = threading.Event()

@@ -21,8 +21,8 @@ SIGNS = {"heartbeat_timeout": timedelta(seconds=5)} if kit.MEASURE == "kill" els
 
 
 async def _work(count: int = 0, at: datetime | None = None) -> None:
-    """One direct connection for the worker, as the documentation advises."""
-    pgq = PgQueuer.from_asyncpg_connection(await asyncpg.connect(kit.URL))
+    """A pool, as the documentation advises where much is to be done."""
+    pgq = PgQueuer.from_asyncpg_pool(await asyncpg.create_pool(kit.URL, min_size=5, max_size=20))
 
     @pgq.entrypoint("noop")
     async def noop(job: Job) -> None:
@@ -42,7 +42,7 @@ async def _work(count: int = 0, at: datetime | None = None) -> None:
     await pgq.run(
         batch_size=BATCH,
         dequeue_timeout=DEQUEUE_TIMEOUT,
-        log_aggregation_interval=timedelta(0),  # statistics are made when they are read; else they halt the one connection
+        log_aggregation_interval=timedelta(0),  # statistics are made when they are read
         **SIGNS,
     )
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 from datetime import datetime
 
 import procrastinate
+import psycopg
 
 from benchmarks.peers import kit
 
-CONCURRENCY = 30
+CONCURRENCY = 10
 # To be found dead soon: shorter than the defaults, of 10 and 30 s.
 SIGNS = {"update_heartbeat_interval": 2.0, "stalled_worker_timeout": 6.0} if kit.MEASURE == "kill" else {}
 
+
+async def _configure(connection: psycopg.AsyncConnection) -> None:
+    await connection.set_autocommit(True)  # one statement is one round trip
+
+
 # For short jobs the documentation asks for as many connections as there are sub-workers, plus one.
-app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=kit.URL, min_size=1, max_size=CONCURRENCY + 1))
+app = procrastinate.App(
+    connector=procrastinate.PsycopgConnector(conninfo=kit.URL, min_size=1, max_size=CONCURRENCY + 1, configure=_configure)
+)
 
 
 @app.task(name="noop")
