@@ -225,7 +225,8 @@ async def test_what_was_tampered_with_does_not_run(url: str, schema: str, sql: a
         run = await keep(app).enqueue(word=WORD)
         change = {
             "another task": "task = 'other'",
-            "a changed seal": """payload = jsonb_set(payload, '{$sealed,data}', to_jsonb('A' || substr(payload->'$sealed'->>'data', 2)))""",
+            "a changed seal": """payload = jsonb_set(payload, '{$sealed,data}',
+                    to_jsonb(CASE WHEN payload->'$sealed'->>'data' ^@ 'A' THEN 'B' ELSE 'A' END || substr(payload->'$sealed'->>'data', 2)))""",
             "a field beside it": """payload = payload || '{"word": "mine"}'""",
         }[how]
         await sql.execute(f"UPDATE {schema}.ready SET {change}")
