@@ -53,7 +53,8 @@ $(VENV)/.bench: $(STAMP)
 	@touch $@
 
 # Each peer in an environment of its own, in build/peers. Redis and Node.js must be on the machine for those that need them. What is not
-# whole is a trial, and leaves its figures in build; PUBLISH=1 puts them among the others all the same.
+# whole is a trial, and leaves its figures in build; PUBLISH=1 puts figures of some peers or measures among the others, of a commit and in
+# three rounds, and measures Hourhand beside them.
 bench-peers: PUBLISHED = $(if $(ONLY)$(MEASURES)$(ROUNDS),$(if $(PUBLISH),,--results build/benchmarks.json))
 bench-peers: $(VENV)/.bench
 	@mkdir -p build

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+
+from benchmarks.product import environment
+from benchmarks.servers import free_port
 
 _BODY = b'{"task":"bench","payload":{"invoice_id":7,"customer":"c-1001"}}'
 CONNECTIONS = 64
@@ -38,10 +39,8 @@ class Server:
     """`hourhand api` on a schema of its own, with one key."""
 
     def __init__(self, url: str, schema: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self._environment = {**os.environ, "HOURHAND_DATABASE_URL": url, "HOURHAND_SCHEMA": schema}
+        self.port = free_port()
+        self._environment = environment(url, schema)
         self.key = ""
 
     def __enter__(self) -> Server:

@@ -22,7 +22,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from benchmarks import observe, population, servers
-from benchmarks.product import PROJECT, environment, stop
+from benchmarks.observe import PROJECT
+from benchmarks.product import environment, stop
 from hourhand import Hourhand
 from hourhand.storage.migrate import migrate
 
@@ -150,9 +151,9 @@ class Capacity:
         """Or there is nothing to wait for."""
         for process in (*self.schedulers, *self.workers):
             if process.poll() is not None:
-                raise SystemExit("a process of the fleet ended; what was measured before is kept")
+                raise observe.cut_off("a process of the fleet ended", self.options.json)
         if since is not None and time.perf_counter() - since > PATIENCE:
-            raise SystemExit(f"it took longer than {PATIENCE:,.0f} s; what was measured before is kept")
+            raise observe.cut_off(f"it took longer than {PATIENCE:,.0f} s", self.options.json)
 
     async def settled(self, end: datetime) -> None:
         """Everything that was due before `end` has an outcome."""
@@ -175,11 +176,12 @@ class Capacity:
         await self.pass_time(begin, "steady load")
         before = await observe.tables(self.sql, SCHEMA)
         python = [one.pid for one in (*self.schedulers, *self.workers)]
+        theft = observe.Theft()
         used = {"PostgreSQL": observe.processor_seconds([self.postmaster]), "Python": observe.processor_seconds(python)}
         await self.pass_time(end, "steady load")
         for name, pids in (("PostgreSQL", [self.postmaster]), ("Python", python)):
             used[name] = (observe.processor_seconds(pids) - used[name]) / self.options.steady
-        after = await observe.tables(self.sql, SCHEMA)
+        stolen, after = theft.share(), await observe.tables(self.sql, SCHEMA)
         await self.settled(end)
         enqueued, started = [
             await observe.lateness(self.sql, SCHEMA, column, begin, end) for column in ("enqueued_at", "started_at")
@@ -203,7 +205,8 @@ class Capacity:
             start_max=started.worst,
         )
         cores = ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items())
-        self.say(f"  processor, of {os.cpu_count()} cores", cores, cpu_postgresql=used["PostgreSQL"], cpu_python=used["Python"])
+        self.say(f"  processor, of {os.cpu_count()} cores", f"{cores}; taken by the machine's host: {stolen:.1%} of all",
+                 cpu_postgresql=used["PostgreSQL"], cpu_python=used["Python"], cpu_stolen=stolen)  # fmt: skip
         self.growth("steady", before, after)
         return begin
 
@@ -216,13 +219,13 @@ class Capacity:
         self.progress.console.print(table)
 
     async def ledger(self, begin: datetime, end: datetime) -> None:
-        """Every firing that the oracle expects, once, and no other; beside the hot seconds too, whose own are counted there."""
+        """Every firing that the oracle expects, once, done, and no other; beside the hot seconds too, whose own are counted there."""
         task = self.stage("comparing with the oracle")
         owed = await asyncio.to_thread(population.expected, self.options.jobs, begin, end)
         rows = await self.sql.fetch(
             f"SELECT s.expression, s.timezone, r.scheduled_at, count(*), count(DISTINCT r.job_id) FROM {SCHEMA}.runs r"
             f" JOIN {SCHEMA}.jobs j ON j.id = r.job_id JOIN {SCHEMA}.schedules s ON s.id = j.schedule_id"
-            " WHERE r.scheduled_at >= $1 AND r.scheduled_at < $2 AND j.name LIKE 'job-%' GROUP BY 1, 2, 3",
+            " WHERE r.scheduled_at >= $1 AND r.scheduled_at < $2 AND j.name LIKE 'job-%' AND r.outcome = 'succeeded' GROUP BY 1, 2, 3",
             begin, end,
         )  # fmt: skip
         found = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
@@ -253,7 +256,7 @@ class Capacity:
         )
         await app.jobs.add_many(jobs, progress=lambda many: self.progress.advance(task, many))
         if datetime.now(UTC) >= due:
-            raise SystemExit(f"registering {count:,} jobs took longer than until they were due; what was measured before is kept")
+            raise observe.cut_off(f"registering {count:,} jobs took longer than until they were due", self.options.json)
         before = await observe.tables(self.sql, SCHEMA)
         await self.pass_time(due, f"{count:,} jobs will be due in one second, {of}")
         await self.settled(due + timedelta(seconds=1))
@@ -261,10 +264,12 @@ class Capacity:
         row = await self.sql.fetchrow(
             "SELECT count(*) AS runs, count(DISTINCT r.job_id) AS jobs, max(extract(epoch FROM r.enqueued_at - $1))::float8 AS enqueued,"
             " max(extract(epoch FROM r.started_at - $1))::float8 AS started, max(extract(epoch FROM r.finished_at - $1))::float8 AS finished"
-            f" FROM {SCHEMA}.runs r JOIN {SCHEMA}.jobs j ON j.id = r.job_id WHERE r.scheduled_at = $1 AND j.name LIKE $2",
+            f" FROM {SCHEMA}.runs r JOIN {SCHEMA}.jobs j ON j.id = r.job_id WHERE r.scheduled_at = $1 AND j.name LIKE $2"
+            " AND r.outcome = 'succeeded'",
             due, f"{name}-%",
         )  # fmt: skip
-        assert row is not None
+        if row is None or not row["runs"]:
+            raise observe.cut_off(f"none of {count:,} jobs due in one second ran", self.options.json)
         self.say(
             f"{count:,} jobs due in one second, {of}",
             f"last enqueued after {row['enqueued']:.1f} s, started after {row['started']:.1f} s, finished after {row['finished']:.1f} s,"
@@ -287,10 +292,11 @@ class Capacity:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.capacity", description=__doc__)
     parser.add_argument(
-        "--jobs", type=int, default=10_000_000, help="registered jobs; each fires about once an hour (default: 10,000,000)"
-    )
-    parser.add_argument("--steady", type=int, default=600, help="seconds of steady load (default: 600)")
-    parser.add_argument("--hot", type=int, default=500_000, help="jobs due in one second (default: 500,000)")
+        "--jobs", type=observe.at_least(1_000), default=10_000_000,
+        help="registered jobs; each fires about once an hour (default: 10,000,000)",
+    )  # fmt: skip
+    parser.add_argument("--steady", type=observe.at_least(1), default=600, help="seconds of steady load (default: 600)")
+    parser.add_argument("--hot", type=observe.at_least(1), default=500_000, help="jobs due in one second (default: 500,000)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     observe.end_in_order()

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks import observe
+from benchmarks.observe import PROJECT
 from hourhand.storage.embedded import EmbeddedServer
 
-PROJECT = Path(__file__).parent.parent
 FIGURES = ("drain, one worker process", "drain, two worker processes", "enqueue_many", "enqueue, one at a time")
 # Runs in either tree, so it uses what both have: says a figure for each name that it reads.
 _MEASURE = """
@@ -79,17 +80,24 @@ class Side:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
     parser.add_argument("ref", help="the commit to compare with")
-    parser.add_argument("--runs", type=int, default=100_000, help="preloaded runs for the drain (default: 100,000)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts (default: 5)")
+    parser.add_argument(
+        "--runs", type=observe.at_least(1_000), default=100_000, help="preloaded runs for the drain (default: 100,000)"
+    )
+    parser.add_argument("--rounds", type=observe.at_least(1), default=5, help="rounds of which the median counts (default: 5)")
     parser.add_argument("--only", action="append", choices=FIGURES, help="this figure (may be given again; default: all)")
     options = parser.parse_args()
     options.only = options.only or FIGURES
+    git = ["git", "-C", str(PROJECT)]
+    if subprocess.run(
+        [*git, "rev-parse", "--quiet", "--verify", f"{options.ref}^{{commit}}"], stdout=subprocess.DEVNULL
+    ).returncode:
+        parser.error(f"{options.ref} is not a commit of this repository")
+    observe.end_in_order()
     with tempfile.TemporaryDirectory(prefix="hourhand-compare-") as directory, contextlib.ExitStack() as stack:
         os.chmod(directory, 0o755)
         trees = {"before": Path(directory) / "before", "after": PROJECT}
-        git = ["git", "-C", str(PROJECT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(trees["before"]), options.ref], check=True)
-        stack.callback(subprocess.run, [*git, "remove", "--force", str(trees["before"])], check=True)
+        subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(trees["before"]), options.ref], check=True)
+        stack.callback(subprocess.run, [*git, "worktree", "remove", "--force", str(trees["before"])], check=True)
         url = stack.enter_context(EmbeddedServer(Path(directory) / "data"))
         sides = [Side(name, tree, url, options.runs) for name, tree in trees.items()]
         for side in sides:

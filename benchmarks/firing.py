@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 
 import asyncpg
 
-from benchmarks.observe import resident
-from benchmarks.product import PROJECT, environment, percentile
+from benchmarks.observe import PROJECT, resident
+from benchmarks.product import environment, percentile
 from hourhand import Hourhand
 from hourhand.core.ring import SHARDS
 from hourhand.core.schedule import Schedule

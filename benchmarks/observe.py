@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import platform
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,8 @@ from pathlib import Path
 import asyncpg
 
 PROJECT = Path(__file__).parent.parent
+QUIET = 0.03
+"""Of the processor's time, what the host of a virtual machine may take for others while something is measured."""
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,11 +51,27 @@ def so_far(path: Path) -> Path:
     return kept
 
 
+def cut_off(why: str, path: Path | None) -> SystemExit:
+    """It ends early, and says where its figures are."""
+    return SystemExit(why + (f"; what was measured before is in {so_far(path)}" if path else ""))
+
+
 def write(path: Path, text: str) -> None:
     """Whole or not at all."""
     beside = path.with_name(f".{path.name}")
     beside.write_text(text)
     beside.replace(path)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """What an option takes: a whole number, none below this one."""
+
+    def number(text: str) -> int:
+        if (given := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{given} is too few: give {least:,} or more")
+        return given
+
+    return number
 
 
 def end_in_order() -> None:
@@ -96,6 +115,24 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield int(path.name), _stat(int(path.name))
+
+
+class Theft:
+    """What the host of a virtual machine takes of its processor time, from now on, for others."""
+
+    def __init__(self) -> None:
+        self._before = self._ticks()
+
+    @staticmethod
+    def _ticks() -> tuple[int, int]:
+        user, nice, system, idle, wait, irq, softirq, stolen, *_ = map(
+            int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+        )
+        return stolen, user + nice + system + idle + wait + irq + softirq + stolen
+
+    def share(self) -> float:
+        (stolen, whole), (stolen_before, whole_before) = self._ticks(), self._before
+        return (stolen - stolen_before) / max(1, whole - whole_before)
 
 
 def family(pid: int) -> list[int]:
@@ -178,9 +215,10 @@ class Lateness:
 
 
 async def lateness(sql: asyncpg.Connection, schema: str, column: str, begin: datetime, end: datetime) -> Lateness:
+    """Of those that ended well."""
     row = await sql.fetchrow(
         f"SELECT count(*), (percentile_disc(ARRAY[0.5, 0.99, 1]) WITHIN GROUP (ORDER BY extract(epoch FROM {column} - scheduled_at)))::float8[]"
-        f" FROM {schema}.runs WHERE scheduled_at >= $1 AND scheduled_at < $2 AND job_id IS NOT NULL",
+        f" FROM {schema}.runs WHERE scheduled_at >= $1 AND scheduled_at < $2 AND job_id IS NOT NULL AND outcome = 'succeeded'",
         begin, end,
     )  # fmt: skip
     assert row is not None

@@ -12,14 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import asyncpg
 
 from benchmarks import observe
+from benchmarks.observe import PROJECT
 from hourhand import Hourhand
-
-PROJECT = Path(__file__).parent.parent
 
 
 def environment(url: str, schema: str) -> dict[str, str]:
@@ -37,7 +35,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 async def workers(
     url: str, schema: str, sql: asyncpg.Connection, processes: int, *options: str, **settings: str
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """Worker processes, registered and idle."""
+    """Worker processes, registered and idle. `options` may name another app than that of no-ops: the last one counts."""
     before = await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes")
     command = [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.jobs:app", "--log-level", "warning"]
     process = subprocess.Popen(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import asyncpg
 
-from benchmarks.product import PROJECT, environment
+from benchmarks import product
 from hourhand import Hourhand, Limit
 
 app = Hourhand()
@@ -38,20 +35,8 @@ async def keyed(customer: int, seconds: float = 0.0) -> None:
     await asyncio.sleep(seconds)
 
 
-@contextlib.asynccontextmanager
-async def worker(url: str, schema: str, sql: asyncpg.Connection, *arguments: str) -> AsyncIterator[None]:
-    before = await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes")
-    command = [sys.executable, "-m", "hourhand", "worker", "--app", "benchmarks.ruled:app", "--log-level", "warning", *arguments]
-    process = subprocess.Popen(command, cwd=PROJECT, env=environment(url, schema))
-    try:
-        while await sql.fetchval(f"SELECT count(*) FROM {schema}.nodes WHERE session") <= before:
-            assert process.poll() is None, "the worker did not start"
-            await asyncio.sleep(0.02)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+def worker(url: str, schema: str, sql: asyncpg.Connection, *options: str) -> AbstractAsyncContextManager[subprocess.Popen[bytes]]:
+    return product.workers(url, schema, sql, 1, "--app", "benchmarks.ruled:app", *options)
 
 
 async def drain_beside(

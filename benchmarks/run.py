@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TextIO
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -18,13 +19,17 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import api, dashboard, firing, limits, product, ruled, stealing
+from benchmarks import api, dashboard, firing, limits, observe, product, ruled, stealing
 from hourhand import Hourhand
 from hourhand.storage.embedded import EmbeddedServer
 from hourhand.storage.migrate import migrate
 
 SCHEMA = "hourhand_bench"
 API_RATE = 1_500
+STEPS = (
+    "drains", "batches", "enqueues", "latency", "idle", "memory", "stealing", "shared", "distinct", "hot_second", "steady", "history",
+    "api", "dashboard", "blocked", "urgent",
+)  # fmt: skip
 console = Console(stderr=True)
 
 
@@ -40,32 +45,34 @@ class Figure:
 
 
 class Bench:
-    def __init__(self, url: str, runs: int, rounds: int, jobs: int, only: list[str], progress: Progress) -> None:
-        self.url, self.runs, self.rounds, self.jobs, self.only = url, runs, rounds, jobs, only
-        self.progress = progress
-        self.figures: list[Figure] = []
+    def __init__(self, url: str, options: argparse.Namespace, figures: list[Figure], progress: Progress) -> None:
+        self.url, self.runs, self.rounds, self.jobs, self.only = url, options.runs, options.rounds, options.jobs, options.only
+        self.figures, self.progress = figures, progress
+        self._json: TextIO | None = options.json and options.json.open("w")
+        self.keep({**observe.stamp(), "machine": observe.machine()})
+
+    def keep(self, line: dict[str, Any]) -> None:
+        """As it comes, so that a run that is cut off has kept what it had."""
+        if self._json:
+            print(json.dumps(line), file=self._json, flush=True)
 
     def add(self, metric: str, value: float, unit: str, target: str, reached: bool, limit: float | None = None) -> None:
         ratio = None if limit is None else round(value / limit, 3)
-        self.figures.append(Figure(metric, round(value, 3), unit, limit and round(limit, 3), ratio, target, reached))
+        figure = Figure(metric, round(value, 3), unit, limit and round(limit, 3), ratio, target, reached)
+        self.figures.append(figure)
+        self.keep(asdict(figure))
 
-    async def run(self) -> list[Figure]:
+    async def run(self) -> None:
         self.sql = await asyncpg.connect(self.url)
         await self.fresh()
-        steps = (
-            self.drains, self.batches, self.enqueues, self.latency, self.idle, self.memory, self.stealing,
-            self.shared, self.distinct, self.hot_second, self.steady, self.history, self.api, self.dashboard,
-            self.blocked, self.urgent,
-        )  # fmt: skip
-        task = self.progress.add_task("", total=None)
-        for step in steps:
-            if self.only and step.__name__ not in self.only:
-                continue
-            self.progress.update(task, description=f"measuring {step.__name__}")
-            await step()
+        task = self.progress.add_task("", total=len(self.only))
+        for step in STEPS:
+            if step in self.only:
+                self.progress.update(task, description=f"measuring {step}")
+                await getattr(self, step)()
+                self.progress.advance(task)
         await self.sql.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
         await self.sql.close()
-        return self.figures
 
     async def fresh(self) -> None:
         await self.sql.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
@@ -76,7 +83,7 @@ class Bench:
         return Hourhand(self.url, schema=SCHEMA)
 
     async def api(self) -> None:
-        """POST /api/v1/runs: as many as are answered, then at the steady rate's half."""
+        """POST /api/v1/runs: as many as are answered, then at half of what is to be reached."""
         await self.fresh()
         with api.Server(self.url, SCHEMA) as server:
             await asyncio.to_thread(server.load, 0.0, 3.0)
@@ -85,8 +92,8 @@ class Bench:
         refused = sum(one.refused for one in [*most, *half])
         rate, slow = statistics.median(one.rate for one in most), statistics.median(one.p99 for one in half)
         self.add("POST /runs, one server process", rate, "runs/s", f">= {API_RATE:,}/s", rate >= API_RATE and not refused)
-        self.add("POST /runs at half of that, p50", statistics.median(one.p50 for one in half), "ms", "", True)
-        self.add("POST /runs at half of that, p99", slow, "ms", "< 50 ms", slow < 50 and not refused)
+        self.add(f"POST /runs at {API_RATE // 2}/s, p50", statistics.median(one.p50 for one in half), "ms", "", True)
+        self.add(f"POST /runs at {API_RATE // 2}/s, p99", slow, "ms", "< 50 ms", slow < 50 and not refused)
 
     async def drains(self) -> None:
         """Limit and product take turns, each on fresh tables; medians."""
@@ -238,7 +245,7 @@ class Bench:
         """A million jobs, each with a schedule of its own."""
         await self.fresh()
         measured: dict[str, list[float]] = {"limit": [], "product": []}
-        many = 40_000
+        many = min(40_000, self.jobs // (2 * self.rounds))
         async with self.app() as app:
             seconds = await firing.register(app, firing.distinct_jobs(self.jobs))
             self.add(f"register {self.jobs:,} jobs, as many schedules", seconds, "s", "", True)
@@ -313,39 +320,48 @@ def show(figures: list[Figure], server: str) -> None:
     Console(width=130 if not sys.stdout.isatty() else None).print(table)
 
 
-async def bench(url: str, runs: int, rounds: int, jobs: int, only: list[str]) -> tuple[list[Figure], str]:
+async def bench(url: str, options: argparse.Namespace) -> bool:
+    """Shows the figures, those of a run that is cut off too, and returns whether all of them will do."""
     connection = await asyncpg.connect(url)
     version = await connection.fetchval("SHOW server_version")
     fsync = await connection.fetchval("SHOW fsync")
     await connection.close()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        figures = await Bench(url, runs, rounds, jobs, only, progress).run()
-    return figures, f"PostgreSQL {version}, fsync {fsync}, {os.cpu_count()} cores"
+    columns = (SpinnerColumn(), TextColumn("{task.description}, {task.completed} of {task.total} done"), TimeElapsedColumn())
+    figures: list[Figure] = []
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            await Bench(url, options, figures, progress).run()
+    finally:
+        show(figures, f"PostgreSQL {version}, fsync {fsync}, {os.cpu_count()} cores")
+    return all(one.reached for one in figures)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the figures here, one JSON object a line")
-    parser.add_argument("--runs", type=int, default=200_000, help="preloaded runs for the drain (default: 200,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default: 3)")
-    parser.add_argument("--jobs", type=int, default=1_000_000, help="registered jobs (default: 1,000,000)")
-    parser.add_argument("--only", nargs="*", default=[], help="only these: drains enqueues latency … steady history")
+    parser.add_argument(
+        "--json", type=Path, help="also write them here as they come: a line about commit and machine, then one for each figure"
+    )
+    parser.add_argument(
+        "--runs", type=observe.at_least(1_000), default=200_000, help="preloaded runs for the drain (default: 200,000)"
+    )
+    parser.add_argument("--rounds", type=observe.at_least(1), default=3, help="rounds of which the median counts (default: 3)")
+    parser.add_argument("--jobs", type=observe.at_least(1_000), default=1_000_000, help="registered jobs (default: 1,000,000)")
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS, metavar="STEP", help=f"of {', '.join(STEPS)}")
     parser.add_argument(
         "--database-url", default=os.environ.get("HOURHAND_DATABASE_URL"), help="default: a fresh embedded server"
     )
     options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such folder")
+    observe.end_in_order()
     if options.database_url:
-        figures, server = asyncio.run(bench(options.database_url, options.runs, options.rounds, options.jobs, options.only))
+        reached = asyncio.run(bench(options.database_url, options))
     else:
         with tempfile.TemporaryDirectory(prefix="hourhand-bench-") as directory:
             os.chmod(directory, 0o755)
             with EmbeddedServer(Path(directory) / "data") as url:
-                figures, server = asyncio.run(bench(url, options.runs, options.rounds, options.jobs, options.only))
-    show(figures, server)
-    if options.json:
-        options.json.write_text("".join(json.dumps(asdict(one)) + "\n" for one in figures))
-    if not all(one.reached for one in figures):
+                reached = asyncio.run(bench(url, options))
+    if not reached:
         raise SystemExit(1)
 
 

@@ -137,7 +137,7 @@ async def soak(url: str, options: argparse.Namespace, progress: Progress) -> lis
             if loading.done():
                 loading.result()
             if any(one.poll() is not None for one in fleet):
-                raise SystemExit("a worker ended; what was measured before is kept")
+                raise observe.cut_off("a worker ended", options.json)
             samples.append(one := await watch.look(held is not None))
             if options.json:
                 observe.so_far(options.json).write_text(json.dumps([asdict(one) for one in samples]) + "\n")
@@ -235,7 +235,10 @@ def show(verdict: Verdict, title: str) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="of load (default: 30)")
-    parser.add_argument("--rate", type=int, default=1_000, help="runs a second (default: 1,000)")
+    # Below, a part of a second has too few runs for some of them to be cancelled.
+    parser.add_argument(
+        "--rate", type=observe.at_least(round(20 / TICK)), default=1_000, help="runs a second (default: 1,000; 400 or more)"
+    )
     parser.add_argument("--hold-from", type=float, help="minute at which the long transaction begins (default: 8 of 30)")
     parser.add_argument("--hold", type=float, help="minutes for which it is open (default: 10 of 30)")
     parser.add_argument("--json", type=Path, help="also write every sample here")

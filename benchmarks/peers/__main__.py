@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import observe, servers
+from benchmarks.observe import PROJECT, QUIET
 from benchmarks.peers import measures, report
-from benchmarks.peers.field import MEASURES, PROJECT, Peer, peers
+from benchmarks.peers.field import MEASURES, Peer, peers
 
 RESULTS = PROJECT / "docs" / "benchmarks.json"
 BUILD = PROJECT / "build" / "peers"
@@ -30,30 +31,39 @@ def main() -> None:
     everyone = {one.name: one for one in peers()}
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
     parser.add_argument(
-        "--only", nargs="+", choices=everyone, default=list(everyone), metavar="PEER", help=f"of {', '.join(everyone)}"
-    )
+        "--only", nargs="+", choices=everyone, default=list(everyone), metavar="PEER",
+        help=f"of {', '.join(everyone)}; Hourhand is always among those that are published, so that there is something to compare with",
+    )  # fmt: skip
     parser.add_argument(
         "--measures", nargs="+", choices=MEASURES, default=list(MEASURES), metavar="MEASURE", help=f"of {', '.join(MEASURES)}"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default: 3)")
+    parser.add_argument("--rounds", type=observe.at_least(1), default=3, help="rounds of which the median counts (default: 3)")
     parser.add_argument("--held", type=float, default=600, help="seconds for which a transaction is held open (default: 600)")
-    parser.add_argument("--runs", type=int, help="runs for bulk and drain (default: by peer, see adapters)")
+    parser.add_argument("--runs", type=observe.at_least(1_000), help="runs for bulk and drain (default: by peer, see adapters)")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="what is measured replaces what is there (default: docs/benchmarks.json)"
     )
     parser.add_argument("--report", action="store_true", help="write the page and the charts from the results; measure nothing")
     options = parser.parse_args()
-    if options.results == RESULTS and (options.runs is not None or options.held != 600):
-        parser.error("other --runs or --held than the page tells of are a trial: give --results another file")
+    if published := options.results.resolve() == RESULTS:
+        if options.runs is not None or (options.rounds, options.held) != (3, 600):
+            parser.error("other --runs, --rounds or --held than the page tells of are a trial: give --results another file")
+        if not options.report and observe.stamp()["commit"].endswith("-dirty"):
+            parser.error(
+                "src or benchmarks are not as committed, and what is published is of a commit: give --results another file"
+            )
+        options.only = ["hourhand", *options.only]
     observe.end_in_order()
     if not options.report:
-        measure([everyone[name] for name in options.only], options)
+        measure([peer for name, peer in everyone.items() if name in options.only], options)
+    if not options.results.exists():
+        parser.error(f"{options.results} is not there: nothing has been measured")
     results, present = json.loads(options.results.read_text()), list(everyone.values())
-    if options.results == RESULTS:
-        report.write(results, present)
-    else:
-        report.show(results, present)
-    if not all(one.good for one in report.verdicts(results, present)):
+    told = report.verdicts(results, present, whole=published)
+    report.show(results, present, told)
+    if published:
+        report.write(results, present, told)
+    if not all(one.good for one in told):
         raise SystemExit(1)
 
 
@@ -115,8 +125,12 @@ class Taking:
         self.measure = name
         self._stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
         self._take = partial(measures.held, seconds=options.held) if name == "held" else getattr(measures, name)
-        self.left = 1 if name == "held" else options.rounds
+        self.left = self._asked = 1 if name == "held" else options.rounds
+        self._again = 0 if name == "held" else options.rounds
+        """How many more there may be, for those in which the host took too much of the machine."""
         self._rounds: list[dict[str, float]] = []
+        self._stolen: list[float] = []
+        """What the host took in each of them."""
         self._failed: list[str] = []
         why = peer.cannot(name)
         self._no: Result | None = None if why is None else {"no": why}
@@ -124,20 +138,28 @@ class Taking:
     async def round(self) -> None:
         self.left -= 1
         if self._no is None:
+            theft = observe.Theft()
             try:
-                self._rounds.append(await self._take(self._stage))
+                self._count(await self._take(self._stage), theft.share())
             except measures.Stalled as stalled:
                 self._failed.append(str(stalled))
                 if not self._rounds:
                     # Patience is long: who cannot do it once is not asked again.
                     self._no = {"no": str(stalled), **stalled.so_far}
-                self._rounds.append(stalled.so_far)
+                self._count(stalled.so_far, theft.share())
             except Exception as error:  # one that breaks down must not take the hours of the others along
                 self._failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
                 if self.measure == "held" and len(self._failed) == 1:
                     self.left = 1  # its only one
         if self._no is not None:
             self.left = 0
+
+    def _count(self, figures: dict[str, float], stolen: float) -> None:
+        self._rounds.append(figures)
+        self._stolen.append(stolen)
+        if stolen > QUIET and self._again:
+            self._again -= 1
+            self.left += 1
 
     def result(self) -> Result:
         stamp: Result = {**observe.stamp(), "versions": self.peer.versions(), "adapter": self.peer.fingerprint()}
@@ -147,10 +169,18 @@ class Taking:
             stamp["failed"] = self._failed
         if not self._rounds:
             return {**stamp, "no": self._failed[-1]}
-        medians = {key: report.median(key, self._rounds) for key in self._rounds[0]}
+        by_quiet = sorted(zip(self._stolen, self._rounds, strict=True), key=lambda one: one[0])
+        counted, noisy = by_quiet[: self._asked], by_quiet[self._asked :]
+        rounds = [figures for _, figures in counted]
+        medians = {key: report.median(key, rounds) for key in dict.fromkeys(key for one in rounds for key in one)}
         if math.inf in map(abs, medians.values()):
             stamp["no"] = self._failed[-1]
-        return {**stamp, "rounds": self._rounds, **{key: value for key, value in medians.items() if math.isfinite(value)}}
+        stamp |= {
+            "rounds": rounds,
+            "stolen": [round(share, 4) for share, _ in counted],
+            "noisy": [figures for _, figures in noisy],
+        }
+        return {**stamp, **{key: value for key, value in medians.items() if math.isfinite(value)}}
 
     @property
     def broke_down(self) -> bool:

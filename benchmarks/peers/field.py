@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.observe import PROJECT
+
 HERE = Path(__file__).parent
-PROJECT = HERE.parent.parent
 MEASURES = ("many", "single", "drain", "latency", "register", "due", "kill", "held")
 
 
@@ -50,6 +52,8 @@ class Peer:
             return
         home.mkdir(parents=True, exist_ok=True)
         if self.node:
+            if shutil.which("npm") is None:
+                raise SystemExit(f"{self.title} needs npm: install Debian's package npm, or leave it out (--only)")
             (home / "package.json").write_text("{}")
             # First Node.js, then by that the others: npm looks whether they support the one that it runs on.
             *others, node = self.packages

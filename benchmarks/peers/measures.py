@@ -19,8 +19,9 @@ from typing import Any
 import asyncpg
 
 from benchmarks import observe
+from benchmarks.observe import PROJECT
 from benchmarks.peers import kit
-from benchmarks.peers.field import PROJECT, Peer
+from benchmarks.peers.field import Peer
 
 STALLED = 90.0
 """Seconds without any progress after which a peer is given up."""

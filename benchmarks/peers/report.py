@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers.field import MEASURES, PROJECT, Peer
+from benchmarks.observe import PROJECT, QUIET
+from benchmarks.peers.field import MEASURES, Peer
+from benchmarks.servers import POSTGRESQL
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
 IMAGES = PROJECT / "docs" / "images"
@@ -43,6 +46,8 @@ COLUMNS = (
     Column("held beside", "held", "beside a held transaction", "runs/s", True),
     Column("held ratio", "held", "share of its rate kept", "", True),
 )
+BARS = {"drain 1": 3, "drain 2": 3, "latency p50": 1, "latency p99": 1, "due 10000": 1}
+"""How many there are for a figure."""
 MOST = {column.key for column in COLUMNS if column.most} | {"limit", "held before"}
 WORDS = {
     "many": "enqueue in bulk", "single": "enqueue one by one", "latency": "enqueue to start", "register": "register schedules",
@@ -72,10 +77,11 @@ class Verdict:
 
     said: str
     good: bool
+    key: str = ""
 
 
-def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
-    """Of what has been measured."""
+def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> list[Verdict]:
+    """Of what has been measured; `whole`: and what cannot be judged, for want of a figure, is missed."""
     columns = {column.key: column for column in COLUMNS}
     by_name = {peer.name: peer for peer in peers}
     told: list[Verdict] = []
@@ -91,7 +97,7 @@ def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
     def judge(key: str, words: str, good: bool, *beside: Peer) -> None:
         names = ("hourhand", *(peer.name for peer in beside))
         runs = {_run(results["peers"][name][columns[key].measure]) for name in names}
-        told.append(Verdict(f"{columns[key].title}: {words}{'' if len(runs) == 1 else ', measured apart'}", good))
+        told.append(Verdict(f"{columns[key].title}: {words}{'' if len(runs) == 1 else ', measured apart'}", good, key))
 
     ours = results["peers"].get("hourhand", {})
     told += [Verdict(f"{WORDS.get(name, name)}: no: {_short(one['no'])}", False) for name, one in ours.items() if "no" in one]
@@ -116,6 +122,12 @@ def verdicts(results: Results, peers: list[Peer]) -> list[Verdict]:
         soonest = best("due 10000", others)
         than = f"; the soonest peer, {soonest[1].title}, {number(soonest[0])} s" if soonest else ""
         judge("due 10000", f"{number(own)} s (to reach: 1 s){than}", own < 1, *([soonest[1]] if soonest else []))
+    judged = Counter(one.key for one in told)
+    for key, bars in BARS.items():
+        if whole and judged[key] < bars:
+            told.append(
+                Verdict(f"{columns[key].title}: {bars - judged[key]} of {bars} not judged, for want of a figure", False, key)
+            )
     return told
 
 
@@ -138,23 +150,23 @@ def _measured(results: Results, peers: list[Peer]) -> list[Peer]:
     return [peer for peer in peers if peer.name in results["peers"]]
 
 
-def show(results: Results, peers: list[Peer]) -> None:
+def show(results: Results, peers: list[Peer], told: list[Verdict]) -> None:
     table = Table("", *(f"{column.title}, {column.unit}".rstrip(", ") for column in COLUMNS), box=None)
     for peer in _measured(results, peers):
         table.add_row(peer.title, *(_cell(_value(results, peer, column)) for column in COLUMNS))
     console = Console(width=220)
     console.print(table)
-    for one in verdicts(results, peers):
+    for one in told:
         console.print(one.said, "[green]ok[/]" if one.good else "[red]missed[/]")
 
 
-def write(results: Results, peers: list[Peer]) -> None:
-    show(results, peers)
+def write(results: Results, peers: list[Peer], told: list[Verdict]) -> None:
     measured = _measured(results, peers)
     text = "\n".join(
         [
-            *_in_short(results, measured),
+            *_in_short(told),
             *_tables(results, measured),
+            *_ahead(results, measured),
             "",
             *_charts(results, measured),
             *_settings(results, measured),
@@ -166,9 +178,9 @@ def write(results: Results, peers: list[Peer]) -> None:
     )
 
 
-def _in_short(results: Results, peers: list[Peer]) -> Iterator[str]:
+def _in_short(told: list[Verdict]) -> Iterator[str]:
     yield "### In short\n"
-    for one in verdicts(results, peers):
+    for one in told:
         yield f"- {one.said}" + ("" if one.good else " **missed**")
     yield ""
 
@@ -184,6 +196,18 @@ def _tables(results: Results, peers: list[Peer]) -> Iterator[str]:
             name = f"**{peer.title}**" if peer.name == "hourhand" else peer.title
             yield f"| {name} | " + " | ".join(cells) + " |"
         yield ""
+
+
+def _ahead(results: Results, peers: list[Peer]) -> Iterator[str]:
+    """Who has a better figure than Hourhand, the best first."""
+    ours, others = peers[0], peers[1:]
+    yield "Ahead of Hourhand, the best first:\n"
+    for column in COLUMNS:
+        own = _value(results, ours, column)
+        found = [(value, peer.title) for peer in others if isinstance(value := _value(results, peer, column), float)]
+        better = sorted((one for one in found if isinstance(own, float) and (one[0] > own) == column.most), reverse=column.most)
+        if better:
+            yield f"- {column.title}: {', '.join(f'{title} {number(value)}' for value, title in better)}"
 
 
 def _charts(results: Results, peers: list[Peer]) -> Iterator[str]:
@@ -209,6 +233,7 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     yield f"Measured {f'on {days[0]}' if len(days) == 1 else f'from {days[0]} to {days[-1]}'}, on these:\n"
     for kind in sorted({_kind(one) for one in figures}):
         yield f"- {kind}"
+    yield f"\nPostgreSQL: {', '.join(f'{name} {value}' for name, value in POSTGRESQL.items())}; all else is its default."
     apart = {measure: names for measure in MEASURES if (names := _apart(results, peers, measure))}
     if apart:
         yield "\nIn other runs than Hourhand's, hours or a day apart, and on another processor where one is named, were measured:\n"
@@ -226,6 +251,8 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
             "\nMeasured with other settings or versions than these, or before it was written down with which:"
             f" {'; '.join(earlier)}."
         )
+    if noisy := [f"{peer.title} ({', '.join(measures)})" for peer in peers if (measures := _noisy(results, peer))]:
+        yield f"\nMeasured while the machine's host took more than {QUIET:.0%} of its processor time for others: {'; '.join(noisy)}."
     yield "\nEvery package that they brought along is in [benchmarks.json](benchmarks.json)."
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
@@ -260,10 +287,17 @@ def _of_earlier_settings(results: Results, peer: Peer) -> list[str]:
     return [WORDS.get(name, name) for name, one in found if not peer.cannot(name) and one.get("adapter") != now]
 
 
+def _noisy(results: Results, peer: Peer) -> list[str]:
+    found = results["peers"][peer.name].items()
+    return [WORDS.get(name, name) for name, one in found if statistics.median(one.get("stolen") or [0.0]) > QUIET]
+
+
 def _commits(results: Results, peer: Peer) -> str:
-    """And the trees of src in them, which commits of the history have too."""
-    found = {(one["commit"], one.get("source")) for one in results["peers"][peer.name].values()}
-    return "commits " + ", ".join(commit + (f" (src {source})" if source else "") for commit, source in sorted(found, key=str))
+    """And the trees of src in them, which commits of the history have too; and what was measured of which."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for measure, one in results["peers"][peer.name].items():
+        found.setdefault((one["commit"], one["source"]), []).append(WORDS.get(measure, measure))
+    return "; ".join(f"{commit} (src {source}): {', '.join(names)}" for (commit, source), names in found.items())
 
 
 def _notes(results: Results, peer: Peer) -> dict[str, str]:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from benchmarks import population, soak
+from benchmarks import capacity, compare, observe, population, run, soak
 from benchmarks.peers import __main__ as bench
 from benchmarks.peers import field, kit, measures, report
 from hourhand.core.schedule import Schedule
@@ -160,8 +161,58 @@ async def test_rounds_that_fail_are_told(
     taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, options)
     while taking.left:
         await taking.round()
-    stamps = ("at", "commit", "source", "versions", "adapter", "rounds")
+    stamps = ("at", "commit", "source", "versions", "adapter", "rounds", "stolen", "noisy")
     assert {key: value for key, value in taking.result().items() if key not in stamps} == found
+
+
+class Theft:
+    """A host that takes so much in one round after the other."""
+
+    shares: ClassVar[list[float]]
+
+    def share(self) -> float:
+        return self.shares.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "told", "counted"),
+    [
+        ([0.03, 0.0, 0.02], [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]),
+        ([0.2, 0.0, 0.02, 0.01], [9.0, 2.0, 3.0, 1.0], [2.0, 1.0, 3.0]),
+        ([0.2, 0.3, 0.1, 0.04, 0.05, 0.06], [9.0, 8.0, 7.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
+        ([0.0, 0.2, 0.02, 0.01], [1.0, measures.Stalled("late"), 3.0, 2.0], [1.0, 2.0, 3.0]),
+    ],
+    ids=["quiet", "noisy once", "always noisy", "late and noisy"],
+)
+async def test_a_round_is_taken_again_if_the_host_was_busy(
+    shares: list[float],
+    told: list[float | Exception],
+    counted: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(measures, "kill", rounds(*({"kill": one} if isinstance(one, float) else one for one in told)))
+    monkeypatch.setattr(bench.observe, "Theft", Theft)
+    Theft.shares = [*shares]
+    taking = bench.Taking(field.peers()[0], "kill", {}, tmp_path, argparse.Namespace(runs=None, rounds=3, held=1.0))
+    while taking.left:
+        await taking.round()
+    result = taking.result()
+    assert not Theft.shares
+    assert [one["kill"] for one in result["rounds"]] == counted
+    assert result["kill"] == sorted(counted)[1]
+    assert len(result["noisy"]) == len(told) - 3
+    assert result.get("failed", []) == [str(one) for one in told if isinstance(one, Exception)]
+
+
+def test_what_was_measured_on_a_busy_host_is_told() -> None:
+    peer = field.peers()[1]
+    measured = {"due": {"stolen": [0.01, 0.02, 0.2]}, "kill": {"stolen": [0.01, 0.04, 0.05]}, "many": {}, "held": {"no": "never"}}
+    assert report._noisy({"peers": {peer.name: measured}}, peer) == ["kill -9"]
+
+
+def test_what_the_host_takes_is_a_share_of_all() -> None:
+    assert 0 <= observe.Theft().share() <= 1
 
 
 async def test_a_held_transaction_is_tried_again_if_the_peer_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,6 +296,83 @@ def test_what_was_not_measured_is_not_judged() -> None:
     assert report.verdicts({"peers": {"hourhand": {"drain": {"drain 1": 5.0}}}}, field.peers()) == []
 
 
+def test_what_is_published_and_cannot_be_judged_is_missed() -> None:
+    assert all(one.good for one in report.verdicts(figures(), field.peers(), whole=True))
+    told = figures()
+    told["peers"]["graphile_worker"]["drain"] = {"no": "it ended"}  # type: ignore[index]
+    bad = [one.said for one in report.verdicts(told, field.peers(), whole=True) if not one.good]
+    assert bad == [f"drain, {many}: 1 of 3 not judged, for want of a figure" for many in ("one process", "two processes")]
+
+
+def test_who_is_ahead_is_told() -> None:
+    present = [peer for peer in field.peers() if peer.name in figures()["peers"]]  # type: ignore[operator]
+    told = figures(**{"huey/drain 1": 70.0, "graphile_worker/drain 1": 80.0})
+    assert [*report._ahead(told, present)][1:] == [
+        "- drain, one process: Graphile Worker 80, Huey 70",
+        "- enqueue to start, p50: Huey 1",
+        "- enqueue to start, p99: Huey 2",
+    ]
+
+
+def test_it_is_told_what_was_measured_of_which_commit() -> None:
+    ours = field.peers()[0]
+    measured = {
+        "drain": {"commit": "c1", "source": "s1"},
+        "kill": {"commit": "c2", "source": "s1"},
+        "due": {"commit": "c1", "source": "s1"},
+    }
+    assert report._commits({"peers": {ours.name: measured}}, ours) == "c1 (src s1): drain, due at once; c2 (src s1): kill -9"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("peers", "--rounds 0", "0 is too few: give 1 or more"),
+        ("peers", "--rounds 1", "are a trial"),
+        ("peers", "--held 30", "are a trial"),
+        ("peers", "--only huey", "src or benchmarks are not as committed"),
+        ("peers", "--only nobody", "invalid choice: 'nobody'"),
+        ("peers", "--report --results nowhere.json", "nothing has been measured"),
+        ("run", "--only drain", "invalid choice: 'drain' (choose from 'drains',"),
+        ("run", "--json nowhere/figures.json", "nowhere/figures.json: there is no such folder"),
+        ("compare", "nothing-of-that-name", "nothing-of-that-name is not a commit of this repository"),
+        ("capacity", "--jobs 0", "0 is too few: give 1,000 or more"),
+        ("capacity", "--hot 0", "0 is too few: give 1 or more"),
+        ("soak", "--rate 399", "399 is too few: give 400 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_it_begins(
+    module: str, words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, *words.split()])
+    monkeypatch.setattr(bench.observe, "stamp", lambda: {"commit": "c0ffee-dirty"})
+    with pytest.raises(SystemExit) as refused:
+        {"peers": bench, "run": run, "compare": compare, "capacity": capacity, "soak": soak}[module].main()
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("results", "measured"), [("docs", ["hourhand", "huey"]), ("trial", ["huey"])])
+def test_hourhand_is_measured_beside_whoever_is_published(
+    results: str, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published = tmp_path / "docs"
+    (tmp_path / results).write_text('{"peers": {}}')
+    monkeypatch.setattr(bench, "RESULTS", published)
+    monkeypatch.setattr(bench.observe, "stamp", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr(bench.observe, "end_in_order", lambda: None)
+    monkeypatch.setattr(report, "write", lambda *_: None)
+    taken: list[str] = []
+    monkeypatch.setattr(bench, "measure", lambda chosen, options: taken.extend(peer.name for peer in chosen))
+    monkeypatch.setattr(sys, "argv", ["peers", "--only", "huey", "--results", str(tmp_path / results)])
+    if results == "docs":
+        with pytest.raises(SystemExit):  # nothing of it can be judged
+            bench.main()
+    else:
+        bench.main()
+    assert taken == measured
+
+
 def test_what_hourhand_itself_could_not_do_is_missed() -> None:
     told = figures()
     told["peers"]["hourhand"]["due"] = {"no": "9 of 10 started\nlog"}  # type: ignore[index]
@@ -254,8 +382,8 @@ def test_what_hourhand_itself_could_not_do_is_missed() -> None:
 
 def test_figures_of_several_runs_are_told_apart() -> None:
     told = figures()
-    for name, run in (("hourhand", "today"), ("pgqueuer", "today"), ("graphile_worker", "yesterday")):
-        told["peers"][name]["drain"]["run"] = run  # type: ignore[index]
+    for name, when in (("hourhand", "today"), ("pgqueuer", "today"), ("graphile_worker", "yesterday")):
+        told["peers"][name]["drain"]["run"] = when  # type: ignore[index]
     apart = {one.said.partition(" (")[0] for one in report.verdicts(told, field.peers()) if one.said.endswith("measured apart")}
     assert apart == {
         "drain, one process: 1.2 times Graphile Worker, which keeps no history",
