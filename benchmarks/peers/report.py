@@ -31,6 +31,10 @@ class Column:
     most: bool = False
     """The most is the best; else the least."""
 
+    @property
+    def heading(self) -> str:
+        return f"{self.title}, {self.unit}".rstrip(", ")
+
 
 COLUMNS = (
     Column("many", "many", "enqueue in bulk", "runs/s", True),
@@ -151,7 +155,7 @@ def _measured(results: Results, peers: list[Peer]) -> list[Peer]:
 
 
 def show(results: Results, peers: list[Peer], told: list[Verdict]) -> None:
-    table = Table("", *(f"{column.title}, {column.unit}".rstrip(", ") for column in COLUMNS), box=None)
+    table = Table("", *(column.heading for column in COLUMNS), box=None)
     for peer in _measured(results, peers):
         table.add_row(peer.title, *(_cell(_value(results, peer, column)) for column in COLUMNS))
     console = Console(width=220)
@@ -189,7 +193,7 @@ def _tables(results: Results, peers: list[Peer]) -> Iterator[str]:
     parts = (("Runs", COLUMNS[:6]), ("Schedules and faults", COLUMNS[6:]))
     for title, columns in parts:
         yield f"### {title}\n"
-        yield "| | " + " | ".join(f"{one.title}, {one.unit}".rstrip(", ") for one in columns) + " |"
+        yield "| | " + " | ".join(one.heading for one in columns) + " |"
         yield "|---" + "|---:" * len(columns) + "|"
         for peer in peers:
             cells = [_cell(_value(results, peer, column)) for column in columns]
@@ -207,7 +211,7 @@ def _ahead(results: Results, peers: list[Peer]) -> Iterator[str]:
         found = [(value, peer.title) for peer in others if isinstance(value := _value(results, peer, column), float)]
         better = sorted((one for one in found if isinstance(own, float) and (one[0] > own) == column.most), reverse=column.most)
         if better:
-            yield f"- {column.title}: {', '.join(f'{title} {number(value)}' for value, title in better)}"
+            yield f"- {column.heading}: {', '.join(f'{title} {number(value)}' for value, title in better)}"
 
 
 def _charts(results: Results, peers: list[Peer]) -> Iterator[str]:
@@ -252,7 +256,7 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
             f" {'; '.join(earlier)}."
         )
     if noisy := [f"{peer.title} ({', '.join(measures)})" for peer in peers if (measures := _noisy(results, peer))]:
-        yield f"\nMeasured while the machine's host took more than {QUIET:.0%} of its processor time for others: {'; '.join(noisy)}."
+        yield f"\nMeasured while the machine's host took more than {QUIET * 100:.0f} % of its processor time for others: {'; '.join(noisy)}."
     yield "\nEvery package that they brought along is in [benchmarks.json](benchmarks.json)."
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
