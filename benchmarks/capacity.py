@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -299,15 +298,17 @@ def main() -> None:
     parser.add_argument("--hot", type=observe.at_least(1), default=500_000, help="jobs due in one second (default: 500,000)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    observe.end_in_order()
+    observe.begin()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory(prefix="hourhand-capacity-") as directory:
-        Path(directory).chmod(0o755)
-        with servers.postgresql(Path(directory)) as server, Progress(*columns, console=Console(stderr=True)) as progress:
-            bench = Capacity(server.url + "/postgres", server.postmaster, options, progress)
-            load = {name: getattr(options, name) for name in ("jobs", "steady", "hot")}
-            bench.keep(**observe.stamp(), machine={**observe.machine(), "postgresql": server.version}, load=load)
-            asyncio.run(bench.run())
+    with (
+        observe.scratch("capacity", 4 + 16 * options.jobs / 10_000_000) as directory,
+        servers.postgresql(directory) as server,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        bench = Capacity(server.url + "/postgres", server.postmaster, options, progress)
+        load = {name: getattr(options, name) for name in ("jobs", "steady", "hot")}
+        bench.keep(**observe.stamp(), machine={**observe.machine(), "postgresql": server.version}, load=load)
+        asyncio.run(bench.run())
     table = Table(
         "", "", "", title=f"Capacity: PostgreSQL {server.version}, everything on one machine", box=None, show_header=False
     )

@@ -12,7 +12,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -92,13 +91,12 @@ def main() -> None:
         [*git, "rev-parse", "--quiet", "--verify", f"{options.ref}^{{commit}}"], stdout=subprocess.DEVNULL
     ).returncode:
         parser.error(f"{options.ref} is not a commit of this repository")
-    observe.end_in_order()
-    with tempfile.TemporaryDirectory(prefix="hourhand-compare-") as directory, contextlib.ExitStack() as stack:
-        os.chmod(directory, 0o755)
-        trees = {"before": Path(directory) / "before", "after": PROJECT}
+    observe.begin()
+    with observe.scratch("compare") as directory, contextlib.ExitStack() as stack:
+        trees = {"before": directory / "before", "after": PROJECT}
         subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(trees["before"]), options.ref], check=True)
         stack.callback(subprocess.run, [*git, "worktree", "remove", "--force", str(trees["before"])], check=True)
-        url = stack.enter_context(EmbeddedServer(Path(directory) / "data"))
+        url = stack.enter_context(EmbeddedServer(directory / "data"))
         sides = [Side(name, tree, url, options.runs) for name, tree in trees.items()]
         for side in sides:
             stack.callback(side.close)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -74,9 +75,35 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def end_in_order() -> None:
-    """When told to by SIGTERM too, so that no server and no worker is left behind."""
+def begin() -> None:
+    """To measure: ended in order by SIGTERM too, so that no server and no worker is left behind, and with nothing of what the shell
+    has set for another Hourhand."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for name in [name for name in os.environ if name.startswith("HOURHAND_")]:
+        del os.environ[name]
+
+
+@contextlib.contextmanager
+def scratch(what: str, gigabytes: float = 0.0) -> Iterator[Path]:
+    """A directory on a disk with so much room, which users may enter that a server is run by."""
+    with tempfile.TemporaryDirectory(prefix=f"hourhand-{what}-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        if _file_system(directory) in ("tmpfs", "ramfs"):
+            raise SystemExit(
+                f"{directory.parent} is in memory, where a commit costs nothing: set TMPDIR to a directory on a disk"
+            )
+        if (free := shutil.disk_usage(directory).free / 1e9) < gigabytes:
+            raise SystemExit(
+                f"{directory.parent} has {free:.0f} GB left, and {gigabytes:.0f} are needed: set TMPDIR to another directory"
+            )
+        yield directory
+
+
+def _file_system(path: Path) -> str:
+    """Of what kind it is, by the nearest mount above."""
+    mounts = dict(line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines())
+    return next((mounts[str(one)] for one in (path, *path.parents) if str(one) in mounts), "")
 
 
 def machine() -> dict[str, str]:

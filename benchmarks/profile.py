@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -251,17 +250,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.profile", description=__doc__)
     parser.add_argument("--runs", type=int, default=400_000, help="runs that are enqueued and drained (default: 400,000)")
     options = parser.parse_args()
-    observe.end_in_order()
+    observe.begin()
     console = Console(width=None if sys.stdout.isatty() else 150)
-    with tempfile.TemporaryDirectory(prefix="hourhand-profile-") as directory:
-        Path(directory).chmod(0o755)
+    with observe.scratch("profile") as directory:
         programs = with_statements()
         settings = {"shared_preload_libraries": "pg_stat_statements"} if programs else {}
-        with servers.postgresql(Path(directory), programs, **settings) as server:
+        with servers.postgresql(directory, programs, **settings) as server:
             console.print(
                 f"PostgreSQL {server.version}" + ("" if programs else "; without pg_stat_statements, which the wheel has not")
             )
-            asyncio.run(profile(server.url + "/postgres", server.postmaster, options.runs, Path(directory), console))
+            asyncio.run(profile(server.url + "/postgres", server.postmaster, options.runs, directory, console))
 
 
 if __name__ == "__main__":

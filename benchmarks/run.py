@@ -8,7 +8,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -348,19 +347,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=observe.at_least(1_000), default=1_000_000, help="registered jobs (default: 1,000,000)")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS, metavar="STEP", help=f"of {', '.join(STEPS)}")
     parser.add_argument(
-        "--database-url", default=os.environ.get("HOURHAND_DATABASE_URL"), help="default: a fresh embedded server"
+        "--database-url",
+        help=f"a server to be loaded, with a schema and a database {SCHEMA} of ours (default: a fresh embedded one)",
     )
     options = parser.parse_args()
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no such folder")
-    observe.end_in_order()
+    observe.begin()
     if options.database_url:
         reached = asyncio.run(bench(options.database_url, options))
     else:
-        with tempfile.TemporaryDirectory(prefix="hourhand-bench-") as directory:
-            os.chmod(directory, 0o755)
-            with EmbeddedServer(Path(directory) / "data") as url:
-                reached = asyncio.run(bench(url, options))
+        with observe.scratch("bench") as directory, EmbeddedServer(directory / "data") as url:
+            reached = asyncio.run(bench(url, options))
     if not reached:
         raise SystemExit(1)
 

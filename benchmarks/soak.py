@@ -10,7 +10,6 @@ import random
 import re
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -258,12 +257,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    observe.end_in_order()
+    observe.begin()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with tempfile.TemporaryDirectory(prefix="hourhand-soak-") as directory:
-        Path(directory).chmod(0o755)
-        with servers.postgresql(Path(directory)) as server, Progress(*columns, console=Console(stderr=True)) as progress:
-            samples = asyncio.run(soak(server.url + "/postgres", options, progress))
+    with (
+        observe.scratch("soak") as directory,
+        servers.postgresql(directory) as server,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        samples = asyncio.run(soak(server.url + "/postgres", options, progress))
     verdict = judge(samples)
     if options.json:
         load = {name: getattr(options, name) for name in ("minutes", "rate", "hold_from", "hold")}

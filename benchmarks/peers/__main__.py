@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 import subprocess
-import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -53,8 +53,8 @@ def main() -> None:
                 "src or benchmarks are not as committed, and what is published is of a commit: give --results another file"
             )
         options.only = ["hourhand", *options.only]
-    observe.end_in_order()
     if not options.report:
+        observe.begin()
         measure([peer for name, peer in everyone.items() if name in options.only], options)
     if not options.results.exists():
         parser.error(f"{options.results} is not there: nothing has been measured")
@@ -70,8 +70,7 @@ def main() -> None:
 def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {"peers": {}}
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hourhand-peers-")))
-        scratch.chmod(0o755)
+        scratch = stack.enter_context(observe.scratch("peers"))
         progress = stack.enter_context(
             Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True))
         )
@@ -87,17 +86,23 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
         takings = [Taking(peer, name, addresses, scratch, options) for name in options.measures for peer in chosen]
         progress.update(task, total=sum(one.left for one in takings))
         for name in options.measures:
-            # Round by round, so that a slow hour of the machine's is everybody's.
-            while waiting := [one for one in takings if one.measure == name and one.left]:
-                for one in waiting:
-                    left = one.left
-                    progress.update(task, description=f"{name}, {one.peer.title}, {told_left(left)}")
-                    asyncio.run(one.round())
-                    progress.advance(task, left - one.left)
-                    keep(results, one, about, options.results)
-                    if not one.left:
-                        progress.console.print(f"{one.peer.title}, {name}: {told(one.result())}")
+            for one in by_turns([one for one in takings if one.measure == name]):
+                left = one.left
+                progress.update(task, description=f"{name}, {one.peer.title}, {told_left(left)}")
+                asyncio.run(one.round())
+                progress.advance(task, left - one.left)
+                keep(results, one, about, options.results)
+                if not one.left:
+                    progress.console.print(f"{one.peer.title}, {name}: {told(one.result())}")
         observe.so_far(options.results).unlink(missing_ok=True)
+
+
+def by_turns(takings: list[Taking]) -> Iterator[Taking]:
+    """Round by round, so that a slow hour of the machine's is everybody's; there and back, so that nobody is always the first."""
+    turn = 1
+    while waiting := [one for one in takings if one.left][::turn]:
+        yield from waiting
+        turn = -turn
 
 
 def keep(results: dict[str, Any], taking: Taking, about: dict[str, str], path: Path) -> None:
@@ -126,8 +131,8 @@ class Taking:
         self._stage = measures.Stage(peer if options.runs is None else peer.of(options.runs), BUILD, addresses, scratch, name)
         self._take = partial(measures.held, seconds=options.held) if name == "held" else getattr(measures, name)
         self.left = self._asked = 1 if name == "held" else options.rounds
-        self._again = 0 if name == "held" else options.rounds
-        """How many more there may be, for those in which the host took too much of the machine."""
+        self._again = 1 if name == "held" else options.rounds
+        """How many more there may be, for those in which the host took too much of the machine, or a program ended."""
         self._rounds: list[dict[str, float]] = []
         self._stolen: list[float] = []
         """What the host took in each of them."""
@@ -149,15 +154,18 @@ class Taking:
                 self._count(stalled.so_far, theft.share())
             except Exception as error:  # one that breaks down must not take the hours of the others along
                 self._failed.append(str(error) if isinstance(error, measures.Broken) else f"the bench broke down: {error!r}")
-                if self.measure == "held" and len(self._failed) == 1:
-                    self.left = 1  # its only one
+                self._one_more()
         if self._no is not None:
             self.left = 0
 
     def _count(self, figures: dict[str, float], stolen: float) -> None:
         self._rounds.append(figures)
         self._stolen.append(stolen)
-        if stolen > QUIET and self._again:
+        if stolen > QUIET and self.measure != "held":
+            self._one_more()
+
+    def _one_more(self) -> None:
+        if self._again:
             self._again -= 1
             self.left += 1
 
@@ -169,16 +177,15 @@ class Taking:
             stamp["failed"] = self._failed
         if not self._rounds:
             return {**stamp, "no": self._failed[-1]}
-        by_quiet = sorted(zip(self._stolen, self._rounds, strict=True), key=lambda one: one[0])
-        counted, noisy = by_quiet[: self._asked], by_quiet[self._asked :]
-        rounds = [figures for _, figures in counted]
+        quietest = sorted(range(len(self._rounds)), key=self._stolen.__getitem__)[: self._asked]
+        rounds = [self._rounds[turn] for turn in sorted(quietest)]
         medians = {key: report.median(key, rounds) for key in dict.fromkeys(key for one in rounds for key in one)}
         if math.inf in map(abs, medians.values()):
             stamp["no"] = self._failed[-1]
         stamp |= {
             "rounds": rounds,
-            "stolen": [round(share, 4) for share, _ in counted],
-            "noisy": [figures for _, figures in noisy],
+            "stolen": [round(self._stolen[turn], 4) for turn in sorted(quietest)],
+            "noisy": [figures for turn, figures in enumerate(self._rounds) if turn not in quietest],
         }
         return {**stamp, **{key: value for key, value in medians.items() if math.isfinite(value)}}
 

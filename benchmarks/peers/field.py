@@ -69,8 +69,10 @@ class Peer:
         home, words = self.home(build), [verb, *map(str, arguments)]
         if self.node:
             return [str(home / "node_modules" / ".bin" / "node"), str(home / self.adapter), *words]
-        python = home / "bin" / "python" if self.packages else Path(sys.executable)
-        return [str(python), "-m", f"benchmarks.peers.adapters.{Path(self.adapter).stem}", *words]
+        return [self._python(build), "-m", f"benchmarks.peers.adapters.{Path(self.adapter).stem}", *words]
+
+    def _python(self, build: Path) -> str:
+        return str(self.home(build) / "bin" / "python") if self.packages else sys.executable
 
     def prepare(self, build: Path) -> None:
         """Node looks for packages beside the file it runs, so a copy of the adapter stands among them."""
@@ -102,7 +104,7 @@ class Peer:
         if self.node:
             kept = json.loads((home / "node_modules" / ".package-lock.json").read_text())["packages"]
             return sorted(f"{place.rpartition('node_modules/')[2]}@{one['version']}" for place, one in kept.items())
-        return _run([str(home / "bin" / "python"), "-m", "pip", "freeze"], build).splitlines() if self.packages else []
+        return _run([self._python(build), "-m", "pip", "freeze", "--exclude-editable"], build).splitlines()
 
     def of(self, runs: int) -> Peer:
         return replace(self, runs=runs)

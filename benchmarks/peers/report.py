@@ -50,7 +50,7 @@ COLUMNS = (
     Column("held beside", "held", "beside a held transaction", "runs/s", True),
     Column("held ratio", "held", "share of its rate kept", "", True),
 )
-BARS = {"drain 1": 3, "drain 2": 3, "latency p50": 1, "latency p99": 1, "due 10000": 1}
+BARS = {"drain 1": 4, "drain 2": 4, "latency p50": 1, "latency p99": 1, "due 10000": 1}
 """How many there are for a figure."""
 MOST = {column.key for column in COLUMNS if column.most} | {"limit", "held before"}
 WORDS = {
@@ -104,7 +104,11 @@ def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> lis
         told.append(Verdict(f"{columns[key].title}: {words}{'' if len(runs) == 1 else ', measured apart'}", good, key))
 
     ours = results["peers"].get("hourhand", {})
-    told += [Verdict(f"{WORDS.get(name, name)}: no: {_short(one['no'])}", False) for name, one in ours.items() if "no" in one]
+    for name, one in ours.items():
+        if "no" in one:
+            told.append(Verdict(f"{WORDS.get(name, name)}: no: {_short(one['no'])}", False))
+        elif "failed" in one:
+            told.append(Verdict(f"{WORDS.get(name, name)}: {_failures(one['failed'])}", False))
     others = [peer for peer in peers if peer.name != "hourhand"]
     for key in ("drain 1", "drain 2"):
         if (own := value("hourhand", key)) is None:
@@ -112,6 +116,9 @@ def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> lis
         if fastest := best(key, [peer for peer in others if not peer.node]):
             ratio, peer = own / fastest[0], fastest[1]
             judge(key, f"{ratio:.1f} times the fastest peer in Python, {peer.title} (to reach: 2.5)", ratio >= 2.5, peer)
+        if fastest := best(key, others):
+            ratio, peer = own / fastest[0], fastest[1]
+            judge(key, f"{ratio:.1f} times the fastest of all peers, {peer.title} (to reach: 1)", ratio > 1, peer)
         if graphile := value("graphile_worker", key):
             words = f"{own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)"
             judge(key, words, own > graphile, by_name["graphile_worker"])
@@ -144,10 +151,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _cell(value: float | str | None) -> str:
+def _figure(results: Results, peer: Peer, column: Column) -> str:
+    value = _value(results, peer, column)
     if value is None:
         return ""
     return "no" if isinstance(value, str) else number(value)
+
+
+def _spread(results: Results, peer: Peer, column: Column) -> str:
+    """Of the rounds that count and were done in time."""
+    rounds = results["peers"].get(peer.name, {}).get(column.measure, {}).get("rounds", [])
+    found = [one[column.key] for one in rounds if column.key in one]
+    return f"{number(min(found))} to {number(max(found))}" if found else _figure(results, peer, column)
 
 
 def _measured(results: Results, peers: list[Peer]) -> list[Peer]:
@@ -157,7 +172,7 @@ def _measured(results: Results, peers: list[Peer]) -> list[Peer]:
 def show(results: Results, peers: list[Peer], told: list[Verdict]) -> None:
     table = Table("", *(column.heading for column in COLUMNS), box=None)
     for peer in _measured(results, peers):
-        table.add_row(peer.title, *(_cell(_value(results, peer, column)) for column in COLUMNS))
+        table.add_row(peer.title, *(_figure(results, peer, column) for column in COLUMNS))
     console = Console(width=220)
     console.print(table)
     for one in told:
@@ -190,15 +205,19 @@ def _in_short(told: list[Verdict]) -> Iterator[str]:
 
 
 def _tables(results: Results, peers: list[Peer]) -> Iterator[str]:
-    parts = (("Runs", COLUMNS[:6]), ("Schedules and faults", COLUMNS[6:]))
-    for title, columns in parts:
+    judged = tuple(column for column in COLUMNS if column.key in BARS)
+    parts = (
+        ("Runs", COLUMNS[:6], _figure),
+        ("Schedules and faults", COLUMNS[6:], _figure),
+        ("Lowest to highest round", judged, _spread),
+    )
+    for title, columns, cell in parts:
         yield f"### {title}\n"
         yield "| | " + " | ".join(one.heading for one in columns) + " |"
         yield "|---" + "|---:" * len(columns) + "|"
         for peer in peers:
-            cells = [_cell(_value(results, peer, column)) for column in columns]
             name = f"**{peer.title}**" if peer.name == "hourhand" else peer.title
-            yield f"| {name} | " + " | ".join(cells) + " |"
+            yield f"| {name} | " + " | ".join(cell(results, peer, column) for column in columns) + " |"
         yield ""
 
 
@@ -238,6 +257,8 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     for kind in sorted({_kind(one) for one in figures}):
         yield f"- {kind}"
     yield f"\nPostgreSQL: {', '.join(f'{name} {value}' for name, value in POSTGRESQL.items())}; all else is its default."
+    if syncs := sorted((one["sync"] for one in figures if "sync" in one), key=lambda sync: float(sync.split()[0])):
+        yield f"To write a page through to the disk (fdatasync) took {syncs[0]} to {syncs[-1]}."
     apart = {measure: names for measure in MEASURES if (names := _apart(results, peers, measure))}
     if apart:
         yield "\nIn other runs than Hourhand's, hours or a day apart, and on another processor where one is named, were measured:\n"
@@ -311,12 +332,18 @@ def _notes(results: Results, peer: Peer) -> dict[str, str]:
         if isinstance(reason := _value(results, peer, column), str):
             notes[column.measure] = f"no: {_short(reason)}{remark}"
         elif failed := results["peers"][peer.name].get(column.measure, {}).get("failed"):
-            notes[column.measure] = f"{len(failed)} of the rounds failed: {_short(failed[0])}{remark}"
+            notes[column.measure] = f"{_failures(failed)}{remark}"
         elif results["peers"][peer.name].get(column.measure, {}).get("dry"):
             notes[column.measure] = f"its runs were done as fast as they could be put in, so it may do more.{remark}"
     return notes
 
 
+def _failures(failed: list[str]) -> str:
+    return f"{len(failed)} of the rounds failed: {_short(failed[0])}"
+
+
 def _short(reason: str) -> str:
-    line = reason.strip().splitlines()[0]
-    return line if len(line) < 200 else line[:200] + " …"
+    """Its first line; and the last one, where an error is told after all that led to it."""
+    first, *rest = reason.strip().splitlines()
+    line = f"{first} … {rest[-1]}" if rest else first
+    return line if len(line) < 200 else f"{line[:100]} … {line[-100:]}"

@@ -137,9 +137,13 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
         ([{"kill": 3.0}, {"kill": 1.0}, {"kill": 2.0}], {"kill": 2.0}),
         ([{"kill": 3.0}, measures.Stalled("late"), {"kill": 2.0}], {"kill": 3.0, "failed": ["late"]}),
         ([{"kill": 3.0}, measures.Stalled("late"), measures.Stalled("later")], {"no": "later", "failed": ["late", "later"]}),
-        ([{"kill": 3.0}, OSError("away"), {"kill": 2.0}], {"kill": 2.5, "failed": ["the bench broke down: OSError('away')"]}),
-        ([measures.Broken("it ended"), {"kill": 3.0}, {"kill": 2.0}], {"kill": 2.5, "failed": ["it ended"]}),
-        ([measures.Broken("it ended")] * 3, {"no": "it ended", "failed": ["it ended"] * 3}),
+        (
+            [{"kill": 3.0}, OSError("away"), {"kill": 2.0}, {"kill": 4.0}],
+            {"kill": 3.0, "failed": ["the bench broke down: OSError('away')"]},
+        ),
+        ([measures.Broken("it ended"), {"kill": 3.0}, {"kill": 2.0}, {"kill": 1.0}], {"kill": 2.0, "failed": ["it ended"]}),
+        ([measures.Broken("it ended")] * 5 + [{"kill": 4.0}], {"kill": 4.0, "failed": ["it ended"] * 5}),
+        ([measures.Broken("it ended")] * 6, {"no": "it ended", "failed": ["it ended"] * 6}),
         ([measures.Stalled("never", {"due 1000": 9.0})], {"no": "never", "due 1000": 9.0}),
         (
             [
@@ -149,9 +153,20 @@ def rounds(*told: dict[str, float] | Exception) -> Callable[[object], Awaitable[
             ],
             {"no": "later", "due 1000": 2.0, "failed": ["late", "later"]},
         ),
-        ([OSError("1")] * 3, {"no": "the bench broke down: OSError('1')", "failed": ["the bench broke down: OSError('1')"] * 3}),
+        ([OSError("1")] * 6, {"no": "the bench broke down: OSError('1')", "failed": ["the bench broke down: OSError('1')"] * 6}),
     ],
-    ids=["median", "one late", "two late", "one broken", "one ended", "all ended", "stalled", "stalled by half", "all broken"],
+    ids=[
+        "median",
+        "one late",
+        "two late",
+        "one broken",
+        "one ended",
+        "all but one ended",
+        "all ended",
+        "stalled",
+        "stalled by half",
+        "all broken",
+    ],
 )
 async def test_rounds_that_fail_are_told(
     told: list[dict[str, float] | Exception], found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -163,6 +178,17 @@ async def test_rounds_that_fail_are_told(
         await taking.round()
     stamps = ("at", "commit", "source", "versions", "adapter", "rounds", "stolen", "noisy")
     assert {key: value for key, value in taking.result().items() if key not in stamps} == found
+
+
+def test_rounds_go_there_and_back(tmp_path: Path) -> None:
+    options = argparse.Namespace(runs=None, rounds=3, held=1.0)
+    takings = [bench.Taking(peer, "kill", {}, tmp_path, options) for peer in field.peers()[:3]]
+    takings[1].left = 2
+    order = []
+    for one in bench.by_turns(takings):
+        order.append(takings.index(one))
+        one.left -= 1
+    assert order == [0, 1, 2, 2, 1, 0, 0, 2]
 
 
 class Theft:
@@ -183,10 +209,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("shares", "told", "counted"),
     [
-        ([0.03, 0.0, 0.02], [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]),
-        ([0.2, 0.0, 0.02, 0.01], [9.0, 2.0, 3.0, 1.0], [2.0, 1.0, 3.0]),
+        ([0.03, 0.0, 0.02], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
+        ([0.2, 0.0, 0.02, 0.01], [9.0, 2.0, 3.0, 1.0], [2.0, 3.0, 1.0]),
         ([0.2, 0.3, 0.1, 0.04, 0.05, 0.06], [9.0, 8.0, 7.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
-        ([0.0, 0.2, 0.02, 0.01], [1.0, measures.Stalled("late"), 3.0, 2.0], [1.0, 2.0, 3.0]),
+        ([0.0, 0.2, 0.02, 0.01], [1.0, measures.Stalled("late"), 3.0, 2.0], [1.0, 3.0, 2.0]),
     ],
     ids=["quiet", "noisy once", "always noisy", "late and noisy"],
 )
@@ -263,7 +289,7 @@ def test_notes_tell_why_not_and_what_failed() -> None:
     peer = replace(field.peers()[0], remarks={"kill": "as it is.", "due": "so it is."})
     measured = {"kill": {"no": "never\nat all"}, "drain": {"drain 1": 5.0, "drain 2": 6.0, "failed": ["late"]}}
     notes = report._notes({"peers": {peer.name: measured}}, peer)
-    assert notes == {"kill": "no: never (as it is.)", "due": "so it is.", "drain": "1 of the rounds failed: late"}
+    assert notes == {"kill": "no: never … at all (as it is.)", "due": "so it is.", "drain": "1 of the rounds failed: late"}
 
 
 def figures(**changed: float) -> dict[str, object]:
@@ -285,7 +311,11 @@ def figures(**changed: float) -> dict[str, object]:
         ({}, []),
         ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.5 times the fastest peer in Python"]),
         ({"huey/drain 2": 25.0}, ["drain, two processes: 2.4 times the fastest peer in Python"]),
-        ({"graphile_worker/drain 2": 61.0}, ["drain, two processes: 1.0 times Graphile Worker"]),
+        ({"pgboss/drain 1": 50.0}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
+        (
+            {"graphile_worker/drain 2": 61.0},
+            ["drain, two processes: 1.0 times the fastest of all", "drain, two processes: 1.0 times Graphile Worker"],
+        ),
         ({"hourhand/limit": 110.0}, ["drain, one process: 0.45 of what plain SQL does"]),
         ({"pgqueuer/latency p50": 1.9}, ["enqueue to start, p50: 1.05 of the soonest"]),
         ({"pgqueuer/latency p99": 4.0}, ["enqueue to start, p99: 1.00 of the soonest"]),
@@ -294,7 +324,7 @@ def figures(**changed: float) -> dict[str, object]:
 )
 def test_hourhand_is_judged_among_its_peers(changed: dict[str, float], missed: list[str]) -> None:
     told = report.verdicts(figures(**changed), field.peers())
-    assert len(told) == 9
+    assert len(told) == 11
     bad = [one.said for one in told if not one.good]
     assert len(bad) == len(missed)
     assert all(one.startswith(start) for one, start in zip(bad, missed, strict=True))
@@ -309,7 +339,16 @@ def test_what_is_published_and_cannot_be_judged_is_missed() -> None:
     told = figures()
     told["peers"]["graphile_worker"]["drain"] = {"no": "it ended"}  # type: ignore[index]
     bad = [one.said for one in report.verdicts(told, field.peers(), whole=True) if not one.good]
-    assert bad == [f"drain, {many}: 1 of 3 not judged, for want of a figure" for many in ("one process", "two processes")]
+    assert bad == [f"drain, {many}: 1 of 4 not judged, for want of a figure" for many in ("one process", "two processes")]
+
+
+def test_how_far_rounds_are_apart_is_told() -> None:
+    peer = field.peers()[1]
+    measured = {"drain": {"rounds": [{"drain 1": 9.0, "drain 2": 5.0}, {"drain 1": 2_000.0}]}, "latency": {"no": "never"}}
+    cells = [
+        report._spread({"peers": {peer.name: measured}}, peer, column) for column in report.COLUMNS[2:5] + report.COLUMNS[8:9]
+    ]
+    assert cells == ["9 to 2,000", "5 to 5", "no", ""]
 
 
 def test_who_is_ahead_is_told() -> None:
@@ -368,7 +407,7 @@ def test_hourhand_is_measured_beside_whoever_is_published(
     (tmp_path / results).write_text('{"peers": {}}')
     monkeypatch.setattr(bench, "RESULTS", published)
     monkeypatch.setattr(bench.observe, "stamp", lambda: {"commit": "c0ffee"})
-    monkeypatch.setattr(bench.observe, "end_in_order", lambda: None)
+    monkeypatch.setattr(bench.observe, "begin", lambda: None)
     monkeypatch.setattr(report, "write", lambda *_: None)
     taken: list[str] = []
     monkeypatch.setattr(bench, "measure", lambda chosen, options: taken.extend(peer.name for peer in chosen))
@@ -385,7 +424,10 @@ def test_what_hourhand_itself_could_not_do_is_missed() -> None:
     told = figures()
     told["peers"]["hourhand"]["due"] = {"no": "9 of 10 started\nlog"}  # type: ignore[index]
     bad = [one.said for one in report.verdicts(told, field.peers()) if not one.good]
-    assert bad == ["due at once: no: 9 of 10 started"]
+    assert bad == ["due at once: no: 9 of 10 started … log"]
+    told["peers"]["hourhand"]["due"] = {"due 10000": 0.5, "failed": ["a worker ended with 1: Traceback\n  File\nOSError: away"]}  # type: ignore[index]
+    bad = [one.said for one in report.verdicts(told, field.peers()) if not one.good]
+    assert bad == ["due at once: 1 of the rounds failed: a worker ended with 1: Traceback … OSError: away"]
 
 
 def test_figures_of_several_runs_are_told_apart() -> None:
@@ -394,6 +436,8 @@ def test_figures_of_several_runs_are_told_apart() -> None:
         told["peers"][name]["drain"]["run"] = when  # type: ignore[index]
     apart = {one.said.partition(" (")[0] for one in report.verdicts(told, field.peers()) if one.said.endswith("measured apart")}
     assert apart == {
+        "drain, one process: 1.2 times the fastest of all peers, Graphile Worker",
+        "drain, two processes: 1.3 times the fastest of all peers, Graphile Worker",
         "drain, one process: 1.2 times Graphile Worker, which keeps no history",
         "drain, two processes: 1.3 times Graphile Worker, which keeps no history",
     }
@@ -427,6 +471,68 @@ def test_what_handlers_did_is_read_from_outside(tmp_path: Path) -> None:
     assert process.wait(60) == 0
     assert kit.counts(tmp_path) == {process.pid: 7}
     assert [number for number, _ in kit.moments("stamp", tmp_path)] == [3, 4]
+
+
+class Bulk(kit.Peer):
+    """Puts a thousand in within half a second, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.given = 100.0, []
+
+    def enqueue_many(self, task: str, numbers: range) -> None:
+        self.now += len(numbers) / 2_000
+        self.given.append(len(numbers))
+
+
+async def test_in_bulk_what_is_done_soon_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Bulk()
+    monkeypatch.setattr(kit.time, "perf_counter", lambda: peer.now)
+    assert await kit._put_in(peer, "enqueue-bulk", ["1000"]) == 0.5
+    assert peer.given == [40, 1_000, 1_000, 1_000, 1_000]
+    assert await kit._put_in(peer, "enqueue-bulk", ["9000"]) == 4.5
+    assert peer.given[5:] == [40, 9_000]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> measures.Stage:
+    """Of two workers, of whom the first one does whatever is asked."""
+    one, done = measures.Stage(field.peers()[-1], tmp_path, {}, tmp_path, "kill"), Counter({1: 0})
+    monkeypatch.setattr(one, "meter", tmp_path, raising=False)
+    monkeypatch.setattr(one, "alive", lambda workers: None)
+    monkeypatch.setattr(one, "ask", lambda verb, count: done.update({1: count}))
+    monkeypatch.setattr(kit, "counts", lambda meter: dict(done))
+    return one
+
+
+async def test_the_other_worker_need_not_have_done_a_run_to_be_there(stage: measures.Stage) -> None:
+    await stage.warm([argparse.Namespace(pid=2)], held=1, enough=0.0)  # type: ignore[list-item]
+
+
+async def test_a_worker_that_does_nothing_is_told(stage: measures.Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "STALLED", 0.0)
+    with pytest.raises(measures.Stalled, match="1 of 2 workers did nothing"):
+        await stage.warm([argparse.Namespace(pid=1), argparse.Namespace(pid=2)])  # type: ignore[list-item]
+
+
+def test_what_the_shell_has_set_for_another_hourhand_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe.os, "environ", {"HOURHAND_DATABASE_URL": "production", "HOURHAND_POLL": "9", "PATH": "kept"})
+    monkeypatch.setattr(observe.signal, "signal", lambda *_: None)
+    observe.begin()
+    assert observe.os.environ == {"PATH": "kept"}
+
+
+def test_a_directory_to_measure_in_is_on_a_disk_and_has_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(observe.tempfile, "tempdir", str(tmp_path))
+    mounts = "disk / ext4 rw 0 0\nmemory {} tmpfs rw 0 0\nbeside {}-beside ext4 rw 0 0\n"
+    monkeypatch.setattr(observe.Path, "read_text", lambda _: mounts.format("/nowhere", tmp_path))
+    with observe.scratch("trial") as directory:
+        assert directory.parent == tmp_path
+    assert not directory.exists()
+    with pytest.raises(SystemExit, match="GB left, and 1000000000 are needed"), observe.scratch("trial", 1e9):
+        pass
+    monkeypatch.setattr(observe.Path, "read_text", lambda _: mounts.format(tmp_path, tmp_path))
+    with pytest.raises(SystemExit, match="is in memory, where a commit costs nothing: set TMPDIR"), observe.scratch("trial"):
+        pass
 
 
 @pytest.mark.parametrize("peer", field.peers(), ids=lambda peer: peer.name)
