@@ -298,6 +298,7 @@ def main() -> None:
     parser.add_argument("--hot", type=observe.at_least(1), default=500_000, help="jobs due in one second (default: 500,000)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
+    observe.check_published(parser, options.json)
     observe.begin()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
     with (

@@ -75,6 +75,14 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def check_published(parser: argparse.ArgumentParser, path: Path | None) -> None:
+    """What goes into docs is of a commit."""
+    if path and path.resolve().parent == PROJECT / "docs" and stamp()["commit"].endswith("-dirty"):
+        parser.error(
+            f"src or benchmarks are not as committed, and what is published is of a commit: give another file than {path}"
+        )
+
+
 def begin() -> None:
     """To measure: ended in order by SIGTERM too, so that no server and no worker is left behind, and with nothing of what the shell
     has set for another Hourhand."""

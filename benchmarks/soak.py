@@ -252,6 +252,7 @@ def arguments() -> argparse.Namespace:
             "the long transaction wants half a minute before it, half a minute of its own, and two and a half after it:"
             " give more --minutes (7 or more), or less to --hold-from and --hold"
         )
+    observe.check_published(parser, options.json)
     return options
 
 

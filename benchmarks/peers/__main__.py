@@ -48,12 +48,9 @@ def main() -> None:
     if published := options.results.resolve() == RESULTS:
         if options.runs is not None or (options.rounds, options.held) != (3, 600):
             parser.error("other --runs, --rounds or --held than the page tells of are a trial: give --results another file")
-        if not options.report and observe.stamp()["commit"].endswith("-dirty"):
-            parser.error(
-                "src or benchmarks are not as committed, and what is published is of a commit: give --results another file"
-            )
         options.only = ["hourhand", *options.only]
     if not options.report:
+        observe.check_published(parser, options.results)
         observe.begin()
         measure([peer for name, peer in everyone.items() if name in options.only], options)
     if not options.results.exists():

@@ -386,13 +386,17 @@ def test_it_is_told_what_was_measured_of_which_commit() -> None:
         ("capacity", "--jobs 0", "0 is too few: give 1,000 or more"),
         ("capacity", "--hot 0", "0 is too few: give 1 or more"),
         ("soak", "--rate 399", "399 is too few: give 400 or more"),
+        ("capacity", "--json docs/capacity.json", "src or benchmarks are not as committed"),
+        ("soak", "--json docs/soak.json", "give another file than docs/soak.json"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_it_begins(
     module: str, words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(observe.PROJECT)
     monkeypatch.setattr(sys, "argv", [module, *words.split()])
     monkeypatch.setattr(bench.observe, "stamp", lambda: {"commit": "c0ffee-dirty"})
+    monkeypatch.setattr(bench.observe, "begin", lambda: pytest.fail("it begins"))
     with pytest.raises(SystemExit) as refused:
         {"peers": bench, "run": run, "compare": compare, "capacity": capacity, "soak": soak}[module].main()
     assert refused.value.code == 2
