@@ -107,16 +107,16 @@ async def latencies(app: Hourhand, url: str, schema: str, sql: asyncpg.Connectio
     return sorted((row["started"] - asked[row["run_id"]]) * 1000 for row in rows)
 
 
-async def idle_statements(url: str, schema: str, sql: asyncpg.Connection, seconds: float) -> float:
-    """Transactions a second that one idle worker causes; each of its statements is one."""
+async def idle_statements(url: str, schema: str, sql: asyncpg.Connection, processes: int, seconds: float) -> float:
+    """Transactions a second that idle workers cause; each of their statements is one."""
     committed = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 
     async def count() -> int:
         await sql.execute("SELECT pg_stat_clear_snapshot()")
         return int(await sql.fetchval(committed))
 
-    async with workers(url, schema, sql, 1):
-        await asyncio.sleep(5)  # past its start, and past what was counted late of it
+    async with workers(url, schema, sql, processes):
+        await asyncio.sleep(5)  # past their start, and past what was counted late of it
         first = await count()
         await asyncio.sleep(seconds)
         return (await count() - first - 2) / seconds  # two are our own questions

@@ -180,16 +180,17 @@ class Bench:
         self.add("enqueue to start, p99", worst, "ms", "under 12 ms", worst < 12)
 
     async def idle(self) -> None:
-        # In a database of its own, so that nothing but this worker is counted.
+        # In a database of its own, so that nothing but these workers is counted. Who is alone has the fleet's duties too.
         await self.sql.execute(f"DROP DATABASE IF EXISTS {SCHEMA}")
         await self.sql.execute(f"CREATE DATABASE {SCHEMA}")
         url = urlunsplit(urlsplit(self.url)._replace(path=f"/{SCHEMA}"))
         quiet = await asyncpg.connect(url)
         await migrate(quiet, SCHEMA)
-        rate = await product.idle_statements(url, SCHEMA, quiet, 20)
+        alone, two = [await product.idle_statements(url, SCHEMA, quiet, processes, 60) for processes in (1, 2)]
         await quiet.close()
         await self.sql.execute(f"DROP DATABASE {SCHEMA}")
-        self.add("statements of an idle worker", rate, "1/s", "under 2", rate < 2)
+        self.add("statements of an idle worker, alone", alone, "1/s", "under 2", alone < 2)
+        self.add("statements of each further one", two - alone, "1/s", "", True)
 
     async def memory(self) -> None:
         await self.fresh()

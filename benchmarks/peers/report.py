@@ -110,15 +110,14 @@ def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> lis
         elif "failed" in one:
             told.append(Verdict(f"{WORDS.get(name, name)}: {_failures(one['failed'])}", False))
     others = [peer for peer in peers if peer.name != "hourhand"]
+    in_python = [peer for peer in others if not peer.node]
     for key in ("drain 1", "drain 2"):
         if (own := value("hourhand", key)) is None:
             continue
-        if fastest := best(key, [peer for peer in others if not peer.node]):
-            ratio, peer = own / fastest[0], fastest[1]
-            judge(key, f"{ratio:.1f} times the fastest peer in Python, {peer.title} (to reach: 2.5)", ratio >= 2.5, peer)
-        if fastest := best(key, others):
-            ratio, peer = own / fastest[0], fastest[1]
-            judge(key, f"{ratio:.1f} times the fastest of all peers, {peer.title} (to reach: 1)", ratio > 1, peer)
+        for whom, among, least in (("peer in Python", in_python, 2.5), ("of all peers", others, 1)):
+            if fastest := best(key, among):
+                ratio, peer = own / fastest[0], fastest[1]
+                judge(key, f"{ratio:.1f} times the fastest {whom}, {peer.title} (to reach: {least})", ratio >= least, peer)
         if graphile := value("graphile_worker", key):
             words = f"{own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)"
             judge(key, words, own > graphile, by_name["graphile_worker"])

@@ -311,7 +311,7 @@ def figures(**changed: float) -> dict[str, object]:
         ({}, []),
         ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.5 times the fastest peer in Python"]),
         ({"huey/drain 2": 25.0}, ["drain, two processes: 2.4 times the fastest peer in Python"]),
-        ({"pgboss/drain 1": 50.0}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
+        ({"pgboss/drain 1": 50.1}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
         (
             {"graphile_worker/drain 2": 61.0},
             ["drain, two processes: 1.0 times the fastest of all", "drain, two processes: 1.0 times Graphile Worker"],
@@ -499,7 +499,8 @@ async def test_in_bulk_what_is_done_soon_is_done_again(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> measures.Stage:
-    """Of two workers, of whom the first one does whatever is asked."""
+    """Of two workers, of whom the first one does whatever is asked. Nobody is waited for."""
+    monkeypatch.setattr(measures, "STALLED", 0.0)
     one, done = measures.Stage(field.peers()[-1], tmp_path, {}, tmp_path, "kill"), Counter({1: 0})
     monkeypatch.setattr(one, "meter", tmp_path, raising=False)
     monkeypatch.setattr(one, "alive", lambda workers: None)
@@ -512,8 +513,7 @@ async def test_the_other_worker_need_not_have_done_a_run_to_be_there(stage: meas
     await stage.warm([argparse.Namespace(pid=2)], held=1, enough=0.0)  # type: ignore[list-item]
 
 
-async def test_a_worker_that_does_nothing_is_told(stage: measures.Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "STALLED", 0.0)
+async def test_a_worker_that_does_nothing_is_told(stage: measures.Stage) -> None:
     with pytest.raises(measures.Stalled, match="1 of 2 workers did nothing"):
         await stage.warm([argparse.Namespace(pid=1), argparse.Namespace(pid=2)])  # type: ignore[list-item]
 
