@@ -104,7 +104,7 @@ class Peer:
         if self.node:
             kept = json.loads((home / "node_modules" / ".package-lock.json").read_text())["packages"]
             return sorted(f"{place.rpartition('node_modules/')[2]}@{one['version']}" for place, one in kept.items())
-        return _run([self._python(build), "-m", "pip", "freeze", "--exclude-editable"], build).splitlines()
+        return _run([self._python(build), "-m", "pip", "freeze", "--exclude-editable"], PROJECT).splitlines()
 
     def of(self, runs: int) -> Peer:
         return replace(self, runs=runs)
