@@ -108,15 +108,15 @@ async def latencies(app: Hourhand, url: str, schema: str, sql: asyncpg.Connectio
 
 
 async def idle_statements(url: str, schema: str, sql: asyncpg.Connection, processes: int, seconds: float) -> float:
-    """Transactions a second that idle workers cause; each of their statements is one."""
+    """Transactions a second beside so many idle workers; each of their statements is one. The server has some of its own."""
     committed = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 
     async def count() -> int:
         await sql.execute("SELECT pg_stat_clear_snapshot()")
         return int(await sql.fetchval(committed))
 
-    async with workers(url, schema, sql, processes):
-        await asyncio.sleep(5)  # past their start, and past what was counted late of it
+    async with workers(url, schema, sql, processes) if processes else contextlib.nullcontext():
+        await asyncio.sleep(15)  # past their start, and past what was counted late of it
         first = await count()
         await asyncio.sleep(seconds)
         return (await count() - first - 2) / seconds  # two are our own questions

@@ -672,7 +672,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerting_module, "LOOK_EVERY", 0.1)
     monkeypatch.setattr(alerting_module, "TELL_EVERY", 0.1)
     monkeypatch.setattr(alerting_module, "ASK_EVERY", 0.1)
-    monkeypatch.setattr(maintainer_module, "ASK_EVERY", 0.1)
+    monkeypatch.setattr(maintainer_module, "TICK", 0.1)
 
 
 async def test_a_worker_looks_and_tells_and_leaves_the_duty_behind(

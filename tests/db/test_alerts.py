@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from hourhand import Hourhand, Retry
-from hourhand.core.alerts import parse_alerts
+from hourhand.core.alerts import default_alerts, parse_alerts
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.engine import lookout as lookout_module
 from hourhand.engine.maintainer import Maintainer
@@ -160,6 +160,7 @@ async def test_a_letter_of_last_week_that_is_replayed_now_has_not_waited_for_a_w
     run = await app.enqueue("x")
     await aged(sql, schema, "ready", 7 * 24 * 60)
     await bury(sql, schema, run.id)
+    await app.enqueue("y", queue="other")  # or nothing that waits now could have waited for long
     assert await watch.look() == []
     await app.dead.replay(run.id)
     assert await watch.look() == []
@@ -490,7 +491,8 @@ async def test_a_clock_that_is_off(app: Hourhand, gateway: AlertGateway, sql: as
 
 
 async def test_runs_that_are_stuck(app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str) -> None:
-    watch = Watch(app, gateway, rule("stuck_runs", threshold=2, tasks="slow*"))
+    text = rule("stuck_runs", threshold=2, tasks="slow*")
+    watch = Watch(app, gateway, text)
     node = await make_node(sql, schema, "one")
     lane = await sql.fetchval(f"SELECT {schema}.queue_number('default') * 4 + 1")
     for number, (task, minutes) in enumerate((("slow", 9), ("slow", 30), ("slower", 9), ("other", 9), ("other", 9)), 1):
@@ -504,7 +506,8 @@ async def test_runs_that_are_stuck(app: Hourhand, gateway: AlertGateway, sql: as
     assert message.startswith("task slow: 2 runs go on far beyond their timeout")
     assert message.endswith("for 30 min")
     await sql.execute(f"DELETE FROM {schema}.running WHERE task = 'slow'")
-    assert await watch.look() == []
+    assert len(await watch.look()) == 1, "what was seen holds for a while"
+    assert await Watch(app, gateway, text).look() == []
 
 
 async def test_runs_that_are_lost(app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str) -> None:
@@ -516,6 +519,55 @@ async def test_runs_that_are_lost(app: Hourhand, gateway: AlertGateway, sql: asy
     assert await watch.subjects() == ["billing"]
     await sql.execute(f"UPDATE {schema}.statistics SET minute = minute - interval '62 minutes'")
     assert await watch.look() == []
+
+
+async def asked(app: Hourhand, watchman: Watchman) -> dict[str, int]:
+    """Statements of one look."""
+    trips = (await app._database()).trips.by_statement
+    before = {name: trip.count for name, trip in trips.items()}
+    await watchman.run_once()
+    return {name: trip.count - before.get(name, 0) for name, trip in trips.items() if trip.count != before.get(name, 0)}
+
+
+async def test_where_there_is_nothing_to_find_one_question_is_enough(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    watchman = Watchman(gateway, default_alerts(), whole=False)
+    await make_node(sql, schema, "one", skew="0.9")
+    await make_node(sql, schema, "two", stopped_at="now()")
+    assert await asked(app, watchman) == {"begin_look": 1, "waiting_runs": 1, "stuck_runs": 1}
+    assert await asked(app, watchman) == {"begin_look": 1}, "nothing waited, and nothing ran, a moment ago"
+    await make_node(sql, schema, "three", skew="-1.1")
+    assert await asked(app, watchman) == {"begin_look": 1, "skewed_nodes": 1, "note_incidents": 1}
+
+
+async def test_several_rules_of_a_kind_are_asked_by_the_one_that_sees_most(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    await make_node(sql, schema, "one", skew="3")
+    strict = rule("clock_skew", "strict", threshold="2s")
+    for other in ("1m", "1s"):
+        text = strict + rule("clock_skew", "other", threshold=other).removeprefix("defaults = false\n")
+        assert "worker one" in await Watch(app, gateway, text).subjects()
+    run = await app.enqueue("x")
+    await bury(sql, schema, run.id, died_at=datetime.now(UTC) - timedelta(minutes=50))
+    letters = rule("dead_growth", "hour", threshold=1, window="1h") + rule(
+        "dead_growth", "minute", threshold=1, window="1m"
+    ).removeprefix("defaults = false\n")
+    assert "default" in await Watch(app, gateway, letters).subjects()
+
+
+async def test_what_came_after_nothing_waited_is_found_once_it_may_have_waited_too_long(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    watch = Watch(app, gateway, rule("queue_age", threshold="2s"))
+    assert await watch.look() == []
+    await app.enqueue("x")
+
+    async def found() -> bool:
+        return await watch.subjects() == ["default"]
+
+    await until(found, "it to have waited for two seconds")
 
 
 # Opening and closing
@@ -595,7 +647,7 @@ async def test_one_who_looked_long_ago_does_not_close_what_another_sees(
     await make_node(sql, schema, "one", skew="5")
     watch = Watch(app, gateway, rule("clock_skew", clear="1m"))
     await watch.look()
-    begun, _ = await gateway.open_incidents()
+    begun = (await gateway.begin_look({})).at
     assert not await gateway.end_incidents("r", {"worker one": "an old belief"}, 60.0, begun)
     assert len(await watch.look()) == 1
 
@@ -604,24 +656,25 @@ async def test_a_look_says_nothing_of_what_came_after_it_began(
     app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
 ) -> None:
     watch, noted = Watch(app, gateway, rule("clock_skew")), [Noted("worker one", "m", 5.0, None)]
-    before, standing = await gateway.open_incidents()
-    assert standing == {}
+    beginning = await gateway.begin_look({})
+    before = beginning.at
+    assert beginning.standing == {}
     await make_node(sql, schema, "one", skew="5")
     assert await watch.subjects() == ["worker one"]
     assert not await gateway.end_incidents("r", {"worker one": "an old belief"}, 0.0, before)
     assert len(await watch.look()) == 1
-    during, _ = await gateway.open_incidents()
+    during = (await gateway.begin_look({})).at
     await sql.execute(f"UPDATE {schema}.nodes SET skew = 0")
     assert await watch.look() == []
     assert await gateway.note_incidents("r", "clock_skew", "warning", None, True, 0.0, noted, during) == {}
-    after, _ = await gateway.open_incidents()
+    after = (await gateway.begin_look({})).at
     assert list(await gateway.note_incidents("r", "clock_skew", "warning", None, True, 0.0, noted, after)) == ["worker one"]
 
 
 async def test_what_is_not_open_yet_is_not_forgotten_by_an_older_look(
     app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
 ) -> None:
-    before, _ = await gateway.open_incidents()
+    before = (await gateway.begin_look({})).at
     await make_node(sql, schema, "one", skew="5")
     await Watch(app, gateway, rule("clock_skew", **{"for": "1m"})).look()
     await gateway.end_incidents("r", {"worker one": "an old belief"}, 0.0, before)
@@ -657,6 +710,7 @@ async def test_a_rule_that_gets_no_answer_stops_neither_the_others_nor_the_telli
     await make_node(sql, schema, "one", skew="5")
     more = '[[rule]]\nname = "works"\nkind = "clock_skew"\nfor = 0\n[[channel]]\nname = "c"\nslack = "https://host/x"\n'
     watch = Watch(app, gateway, rule("lateness", "slow") + more)
+    await sql.execute(f"SELECT {schema}.tally(1, 'dead', 1)")
 
     async def never(window: float) -> list[asyncpg.Record]:
         raise DatabaseUnavailable("the database did not answer in time")
@@ -683,10 +737,10 @@ async def test_what_is_open_is_told_though_nobody_can_look(
     await Watch(app, gateway, rule("clock_skew")).look()
     watch = Watch(app, gateway, rule("clock_skew") + '[[channel]]\nname = "c"\nslack = "https://host/x"\n')
 
-    async def never() -> None:
+    async def never(bounds: object) -> None:
         raise DatabaseUnavailable("the database did not answer in time")
 
-    monkeypatch.setattr(gateway, "open_incidents", never)
+    monkeypatch.setattr(gateway, "begin_look", never)
     with pytest.raises(DatabaseUnavailable):
         await watch.watchman.run_once()
     assert [told.channel for told in (await app.alerts.list())[0].told] == ["c"]
@@ -768,9 +822,54 @@ async def test_a_duty_passes_on_when_its_holder_is_gone_and_to_who_can_do_more(
     assert await sql.fetchval(f"SELECT xmin::text FROM {schema}.duties WHERE name = 'd'") == written, "nothing is written"
 
 
+async def test_a_node_asks_for_its_duties_as_it_ticks(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    one, two, three = [await make_node(sql, schema, name) for name in ("one", "two", "three")]
+    chores = MaintenanceGateway((await app._database()).link("test"))
+
+    async def granted(node: int, **ranks: int) -> list[str]:
+        return sorted((await chores.tick(node, 5.0, [(name, 15.0, rank) for name, rank in ranks.items()])).granted)
+
+    assert await granted(one, d=0, e=0) == ["d", "e", "maintainer"]
+    assert await granted(two, d=0, f=0) == ["f"]
+    written = await sql.fetch(f"SELECT name, xmin::text FROM {schema}.duties ORDER BY name")
+    assert await granted(one, d=0, e=0) == ["d", "e", "maintainer"]
+    assert await granted(two, d=0, e=0, f=0) == ["f"]
+    assert await sql.fetch(f"SELECT name, xmin::text FROM {schema}.duties ORDER BY name") == written, "nothing is written"
+    assert await granted(three, d=1) == ["d"], "this one has a file"
+    assert await granted(one, d=0) == ["maintainer"]
+    assert not await gateway.take_duty("d", one, 15.0, 0)
+    await sql.execute(f"UPDATE {schema}.nodes SET session = true WHERE id = $1", one)
+    assert await granted(two, d=0, e=0) == ["e", "maintainer"], "its session lock is gone"
+    await sql.execute(f"UPDATE {schema}.nodes SET stopped_at = now() WHERE id = $1", three)
+    assert await granted(two, d=0) == ["d", "maintainer"]
+    alone = await gateway.number_for_duties()
+    await gateway.drop_duty("d", two)
+    assert await gateway.take_duty("d", alone, 15.0, 0)
+    assert await granted(two, d=0) == ["maintainer"], "a process that is no node has it"
+    await chores.close()
+
+
 async def test_many_who_ask_at_once(app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str) -> None:
     nodes = [await make_node(sql, schema, f"n{number}") for number in range(12)]
     assert sum(await asyncio.gather(*(gateway.take_duty("d", node, 15.0, 0) for node in nodes))) == 1
+
+
+async def test_many_who_tick_at_once(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    nodes = [await make_node(sql, schema, f"n{number}") for number in range(8)]
+    database = await app._database()
+    chores = [MaintenanceGateway(database.link("test")) for _ in nodes]
+    gone = await make_node(sql, schema, "gone", died_at="now()")
+    for _ in range(10):
+        await sql.execute(f"DELETE FROM {schema}.duties")
+        await sql.execute(f"INSERT INTO {schema}.duties (name, node, until) SELECT name, $1, now() + '1 hour' FROM unnest($2::text[]) AS name",
+                          gone, ["d", "maintainer"])  # fmt: skip
+        ticks = await asyncio.gather(*(one.tick(node, 5.0, [("d", 15.0, 0)]) for one, node in zip(chores, nodes, strict=True)))
+        assert sorted(name for tick in ticks for name in tick.granted) == ["d", "maintainer"]
+        assert sum(tick.held for tick in ticks) == 1
+    for one in chores:
+        await one.close()
 
 
 def test_the_example_in_the_guide_is_right(project: Path) -> None:

@@ -71,7 +71,7 @@ async def test_a_server_has_a_large_one_made_in_a_process_of_its_own(
 ) -> None:
     await furnish(app)
     gateway = MaintenanceGateway((await app._database()).link("maintainer"))
-    await gateway.count_jobs()
+    await gateway.take_sample()
     await gateway.close()
     almanac = Almanac(app)
     here = await almanac.look()

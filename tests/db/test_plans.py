@@ -63,11 +63,11 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "overloaded": ("7, 1", {"running": "running_pkey: worker_id"}),
     "heartbeat": ("7, 3, false, 0", OWN_CLAIM),
     "tick": (
-        "'maintainer', 7, 3",
+        "'{maintainer}', 7, '{3}', '{0}'",
         {
             "delayed": ("delayed_due: due_at", "delayed_expiry: expires_at"),
             "ready": "ready_expiry: expires_at",
-            "parked": "parked_expiry: expires_at",
+            "parked": ("parked_expiry: expires_at", "parked_hold: "),
             "running": "running_pkey: worker_id",
         },
     ),
@@ -96,6 +96,14 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "line_up": ("'{5,9}', '{0,0}', 100, 1", {"ready": "ready_pkey: lane seq"}),
     "return_parked": ("'{1,2}', '{task1}', 100", {"parked": "parked_strange: task lane"}),
     # Every few seconds, by whoever looks whether something is wrong, and whenever somebody asks for metrics.
+    "begin_look": (
+        "'{dead_growth,overdue,catch_up}', '{60,60,60}'",
+        {
+            "dead": "dead_died: died_at",
+            "schedules": "schedules_due: shard next_run_at",
+            "firings": "firings_fired_at_idx: fired_at",
+        },
+    ),
     "overdue_schedules": ("60", {"schedules": "schedules_due: shard next_run_at"}),
     "firing_state": ("", {"schedules": "schedules_due: shard next_run_at"}),
     "trigger_facts": ("60", {"schedules": "schedules_due: shard next_run_at", "jobs": ("Seq Scan", "jobs_")}),

@@ -440,6 +440,40 @@ async def test_the_duty_goes_to_one_and_moves_when_its_holder_is_gone(
     await gateway.close()
 
 
+async def test_one_is_next_in_line_and_the_others_ask_more_seldom(app: Hourhand, sql: asyncpg.Connection, schema: str) -> None:
+    from hourhand.engine import maintainer as module
+
+    node = f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'n', now() + '1 hour', false) RETURNING id"
+    nodes = [await sql.fetchval(node) for _ in range(4)]
+    told: list[str] = []
+
+    class Idle:
+        clock = Clock()
+
+        def __init__(self, number: int) -> None:
+            self.id = number
+
+    fleet = [module.Maintainer(await maintenance(app), Idle(number), app.settings) for number in nodes]  # type: ignore[arg-type]
+    first, second, third, fourth = fleet
+    pauses = [await one.run_once() for one in (second, first, third, fourth)]
+    assert pauses == [module.TICK, module.TICK, module.ASK_EVERY, module.ASK_EVERY], "the second has it, the first is next"
+    assert await sql.fetchval(f"SELECT node FROM {schema}.duties WHERE name = 'maintainer'") == nodes[1]
+    await sql.execute(f"UPDATE {schema}.nodes SET lease_until = now() WHERE id = $1", nodes[0])
+    assert await third.run_once() == module.TICK, "the first does not answer"
+    await sql.execute(f"UPDATE {schema}.nodes SET stopped_at = now() WHERE id = ANY ($1)", nodes[:2])
+    assert await fourth.run_once() == module.TICK, "both are gone: who asks has it"
+    assert await sql.fetchval(f"SELECT node FROM {schema}.duties WHERE name = 'maintainer'") == nodes[3]
+    assert await third.run_once() == module.TICK, "and the third is next"
+    # What there is to tell is told once a second, however seldom it ticks.
+    fifth = module.Maintainer(await maintenance(app), Idle(await sql.fetchval(node)), app.settings)  # type: ignore[arg-type]
+    fifth.news = lambda: told.append("asked")
+    assert await fifth.run_once() == module.ASK_EVERY
+    await fifth._rest(2.5 * module.TICK)
+    assert len(told) == 3
+    for one in (*fleet, fifth):
+        await one.stop()
+
+
 def test_a_judge_that_has_just_connected_condemns_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the database every lock is missing and leases may have run out."""
     from types import SimpleNamespace

@@ -59,7 +59,7 @@ async def test_what_waits_is_ready_and_says_for_what(app: Hourhand, sql: asyncpg
         assert (queues["narrow"].ready, queues["narrow"].parked, queues["narrow"].running) == (2, 0, 2)
         assert (queues["narrow"].oldest_seconds or 0) > 0
         database = await app._database()
-        await database.fetch("take_sample")
+        await database.fetch("take_sample", True, False)
         assert {one.name: (one.ready, one.parked) for one in await app.statistics.queues()}["metered"] == (2, 0)
         assert await database.fetch("parked_tasks") == await database.fetch("parked_names") == []
         heads = {(row["queue"], row["state"], row["task"]) for row in await database.fetch("waiting_runs")}
@@ -69,7 +69,7 @@ async def test_what_waits_is_ready_and_says_for_what(app: Hourhand, sql: asyncpg
         assert rules["careful"].in_words == ("2 at once", "1 at once for each customer")
         assert (rules["careful"].slots, rules["careful"].in_use, rules["careful"].waiting) == (2, 2, 2)
         assert (rules["call"].slots, rules["call"].in_use, rules["call"].waiting) == (None, 0, 2)
-        await database.fetch("count_jobs")
+        await database.fetch("take_sample", False, True)
         told = (await exposition(database)).decode()
         assert 'hourhand_limit_slots{name="careful",scope="task"} 2.0' in told
         assert 'hourhand_limit_slots_in_use{name="careful",scope="task"} 2.0' in told

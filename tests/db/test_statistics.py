@@ -10,6 +10,7 @@ import pytest
 from hourhand import Context, Hourhand, Retry
 from hourhand.core import ids
 from hourhand.core.errors import InvalidOption, UnknownQueue
+from hourhand.engine import maintainer as maintainer_module
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
 from hourhand.storage.nodes import MaintenanceGateway
@@ -115,6 +116,29 @@ async def test_minutes_are_merged_over_nodes_and_days_into_hours_and_nothing_is_
     assert sum(one.succeeded for one in trend.moments) == before
 
 
+async def test_jobs_are_counted_with_the_queues_until_that_takes_long(
+    app: Hourhand, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def looked(maintainer: Maintainer) -> tuple[int, int, int]:
+        """Statements, and what they have counted anew: queues, and numbers of jobs."""
+        await sql.execute(f"DELETE FROM {schema}.samples; DELETE FROM {schema}.totals")
+        before = trips["take_sample"].count if "take_sample" in trips else 0
+        for look in maintainer._looks:
+            look._next = 0.0
+        await maintainer._look_around()
+        rows = [await sql.fetchval(f"SELECT count(*) FROM {schema}.{table}") for table in ("samples", "totals")]
+        return trips["take_sample"].count - before, rows[0], rows[1]
+
+    await app.enqueue("x")
+    database, schema = await app._database(), app.settings.schema
+    trips, gateway = database.trips.by_statement, await chores(app)
+    maintainer = Maintainer(gateway, Node(database, app.settings, "worker", {}), app.settings, gateway)
+    assert [await looked(maintainer) for _ in range(2)] == [(1, 1, 4)] * 2
+    monkeypatch.setattr(maintainer_module, "QUICK", 0.0)
+    assert [await looked(maintainer) for _ in range(2)] == [(2, 1, 4)] * 2
+    await gateway.close()
+
+
 async def test_a_sample_says_how_full_queues_are(app: Hourhand, sql: asyncpg.Connection) -> None:
     @app.task
     async def wait() -> None: ...
@@ -129,7 +153,7 @@ async def test_a_sample_says_how_full_queues_are(app: Hourhand, sql: asyncpg.Con
     for _ in range(2):
         await gateway.take_sample()
     await app.jobs.add("one", task="wait", schedule="@hourly")
-    await gateway.count_jobs()
+    await gateway.take_sample()
     await gateway.close()
     billing = next(one for one in await app.statistics.queues() if one.name == "billing")
     assert (billing.ready, billing.delayed, billing.running) == (1, 1, 0)

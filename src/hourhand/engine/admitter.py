@@ -40,6 +40,8 @@ class Admitter:
         self._freed: set[int] = set()
         self._sweep = False
         self.rules = Rulebook()
+        self.doubtful = True
+        """Whether the database may be another one than that which the rules were read from, with other rules of the same version."""
         self.open: set[int] = set()
         """Lanes in which somebody may be admitted."""
         self.opens_at: float | None = None
@@ -90,10 +92,10 @@ class Admitter:
     def freed(self, gates: Collection[int]) -> None:
         self._freed.update(gates)
 
-    async def look(self) -> bool:
-        """The rules as they are now. True: they have changed."""
-        before, self.rules = self.rules, await self._gateway.read_rules()
-        return before.version != self.rules.version
+    async def look(self) -> None:
+        """The rules as they are now."""
+        self.rules = await self._gateway.read_rules()
+        self.doubtful = False
 
     def sweep(self) -> None:
         """Whatever has room, whether anybody said so or not."""

@@ -117,6 +117,7 @@ class Claimer:
 
     def forget(self) -> None:
         """The session was lost: words may have been missed."""
+        self._admitter.doubtful = True
         for mark in self._marks.values():
             mark.forget()
         self._next_survey = 0.0
@@ -298,8 +299,13 @@ class Claimer:
 
     async def _look(self, now: float) -> None:
         self._next_survey = now + self._settings.poll
-        changed = await self._admitter.look()
-        self._survey = survey = await self._survey_from_marks()
+        survey = await self._survey_from_marks()
+        changed = self._admitter.doubtful or survey.version != self._admitter.rules.version
+        if changed:
+            # Once more after them: what is seen of the queues is never older than the rules.
+            await self._admitter.look()
+            survey = await self._survey_from_marks()
+        self._survey = survey
         self._lanes = {lane for lane in self._lanes | survey.heads.keys() if self._serves(queue_of(lane))}
         self._parked = self._parked or any(self._serves(queue) for queue in survey.parked)
         self._probation = self._probation or any(self._serves(queue) for queue in survey.probation)

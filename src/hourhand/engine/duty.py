@@ -9,6 +9,7 @@ from hourhand.core.clock import Clock
 HELD = 15.0
 """Seconds for which a duty is had once it is asked for."""
 ASK_EVERY = 3.0
+"""Seconds between two questions of one that is not next in line."""
 
 
 class Duty:

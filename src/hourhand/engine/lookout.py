@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import structlog
 
@@ -19,12 +20,15 @@ from hourhand.core.alert_rules import QUANTILES, Rule, expression
 from hourhand.core.clock import Clock
 from hourhand.core.histogram import quantile
 from hourhand.core.notice import in_words
-from hourhand.storage.alerts import AlertGateway
+from hourhand.engine.paced import Paced
+from hourhand.storage.alerts import AlertGateway, Beginning
 
 log = structlog.get_logger("hourhand.alerts")
 LETTERS = 20_000
 """Dead letters that are looked at, the latest first, unless the threshold is higher."""
 STUCK = 1_000
+STUCK_EVERY = 30.0
+"""Nothing is called stuck before it has gone on for a minute."""
 NAMES = 5_000
 """Names of jobs that are gone through at once."""
 JUDGED = 1_000
@@ -32,6 +36,8 @@ BUDGET = 0.3
 """Seconds that one rule may spend on jobs at one look."""
 MANY = 20_000
 MARKS = 10_000
+_THRESHOLDS = ("overdue", "clock_skew")
+"""Kinds of rules of which the lowest threshold says where to look; of the others it is the longest window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,29 @@ class Lookout:
         self._turns: dict[str, Turn] = {}
         self._places: deque[int] = deque(maxlen=MARKS)
         self._times: deque[datetime] = deque(maxlen=MARKS)
+        self._kinds: frozenset[str] = frozenset()
+        self._waiting: Paced[Sequence[Any]] = Paced(gateway.waiting_runs, ())
+        self._seen_at: datetime | None = None
+        """What waits, and when that was."""
+        self._stuck: Paced[Sequence[Any]] = Paced(lambda: gateway.stuck_runs(STUCK), (), STUCK_EVERY)
+
+    async def begin(self, rules: Iterable[Rule]) -> Beginning:
+        """One question instead of one for each rule: most of the time there is nothing to find."""
+        bounds: dict[str, float] = {}
+        for rule in rules:
+            if rule.kind in _THRESHOLDS:
+                bounds[rule.kind] = min(bounds.get(rule.kind, rule.threshold), rule.threshold)
+            else:
+                bounds[rule.kind] = max(bounds.get(rule.kind, 0.0), rule.window)
+        beginning = await self._gateway.begin_look(bounds)
+        self._kinds = beginning.kinds
+        self._mark(beginning.place, beginning.at)
+        return beginning
 
     async def find(self, rule: Rule, standing: Iterable[str]) -> tuple[list[Finding], bool]:
         """What is wrong by this rule, and whether that is all. `standing` is what was wrong before: that is looked at anew."""
+        if rule.kind not in self._kinds:
+            return [], True
         if rule.kind == "job_silent":
             return await self._job_silent(rule, standing)
         found: list[Finding] = await getattr(self, f"_{rule.kind}")(rule)
@@ -106,27 +132,28 @@ class Lookout:
             if row["letters"] >= rule.threshold and rule.queues.fit(row["queue"])
         ]
 
-    async def mark(self) -> datetime:
+    def _mark(self, place: int, now: datetime) -> None:
         """Remember the newest place in the queues. What has a later one came later, whatever its dates say: a letter that died
         last week and is replayed now has not waited for a week."""
-        place, now = await self._gateway.newest_place()
         if not self._places or place > self._places[-1]:
             self._places.append(place)
             self._times.append(now)
         else:
             # Nothing new since: what comes next comes after this moment.
             self._times[-1] = now
-        return now
 
     async def _queue_age(self, rule: Rule) -> list[Finding]:
-        now = await self.mark()
+        now = self._times[-1]
+        if self._seen_at is None or self._waiting.answer or (now - self._seen_at).total_seconds() >= rule.threshold:
+            # Otherwise nothing waited then: whatever waits now came after that.
+            self._seen_at = now if await self._waiting.renewed() else self._seen_at
         worst: dict[str, Finding] = {}
-        for row in await self._gateway.waiting_runs():
+        for row in self._waiting.answer:
             queue, since = row["queue"], row["since"]
             if row["seq"] is not None:
                 before = bisect_left(self._places, row["seq"]) - 1
                 since = max(since, self._times[before]) if before >= 0 else since
-            age = (now - since).total_seconds()
+            age = (self._seen_at - since).total_seconds()
             if age < rule.threshold or (row["paused"] and not rule.paused) or not rule.queues.fit(queue):
                 continue
             if queue not in worst or worst[queue].value < age:
@@ -160,7 +187,8 @@ class Lookout:
         ]
 
     async def _stuck_runs(self, rule: Rule) -> list[Finding]:
-        rows = [row for row in await self._gateway.stuck_runs(STUCK) if rule.tasks.fit(row["task"])]
+        await self._stuck.renewed()
+        rows = [row for row in self._stuck.answer if rule.tasks.fit(row["task"])]
         counts = Counter(row["task"] for row in rows)
         longest = {row["task"]: row for row in reversed(rows)}
         return [

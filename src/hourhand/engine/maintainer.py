@@ -1,9 +1,10 @@
 """The chores of the queue, done by one node at a time: promoting what is due, judging who is dead,
 recovering their runs, ending what expired, tidying.
 
-Every node ticks once a second and takes the duty over the moment its holder is gone. Everything here
-is safe to do twice at once (SKIP LOCKED, conditions checked as they are written), so the duty needs no
-fence; it only spares the database ten nodes doing the same.
+Who holds the duty ticks once a second, and so does the node that is next in line, which takes it over
+the moment its holder is gone; the others ask more seldom, in case both are. Everything here is safe to
+do twice at once (SKIP LOCKED, conditions checked as they are written), so the duty needs no fence; it
+only spares the database ten nodes doing the same.
 
 A judge must have been connected for longer than the grace itself: after a restart of the database
 everybody's lock is missing and leases may have run out, and everybody needs a moment to return.
@@ -25,6 +26,7 @@ from hourhand.core.settings import Settings
 from hourhand.engine.duty import ASK_EVERY, HELD, Duty
 from hourhand.engine.measures import Measures
 from hourhand.engine.node import Node
+from hourhand.engine.paced import QUICK, Paced
 from hourhand.engine.reindexer import Reindexer
 from hourhand.engine.waiting import heard
 from hourhand.storage.database import Database, Patience
@@ -38,12 +40,10 @@ BATCH = 2_000
 MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
 TIDY_EVERY = 60.0
+FORGET_EVERY = 600.0
 FACTS_EVERY = 10.0
 RETURN_EVERY = 5.0
 SAMPLE_EVERY = 10.0
-COUNT_EVERY = 10.0
-_PACE = 50.0
-"""Counting takes at most this part of the time: where queues are long, it is done less often."""
 TaskFacts = tuple[str, float | None, float, float, float]
 PARTITIONS_EVERY = 3_600.0
 REINDEX_EVERY = 180.0
@@ -57,7 +57,12 @@ class Maintainer:
     ) -> None:  # fmt: skip
         self._gateway = gateway
         self._sampler = sampler
-        """Counting may take long: it has a connection of its own, so that nothing waits for it. None: nothing is counted."""
+        """Looking over everything may take long: it has a connection of its own, so that nothing waits for it. None: nobody looks."""
+        self._looks = [] if sampler is None else [
+            Paced(lambda: self._sample(sampler), None, SAMPLE_EVERY), Paced(lambda: self._count_jobs(sampler), None, SAMPLE_EVERY),
+            Paced(lambda: self._point_out(sampler), None, TIDY_EVERY),
+        ]  # fmt: skip
+        self._jobs_apart = False
         self._looking: asyncio.Task[None] | None = None
         self._reindexer = reindexer
         self._reindexing: asyncio.Task[None] | None = None
@@ -66,6 +71,7 @@ class Maintainer:
         self._settings = settings
         self._missing_since: dict[int, float] = {}
         self._tidy_at = 0.0
+        self._forget_at = 0.0
         self._partitions_at = 0.0
         self._return_at = 0.0
         self._wake = asyncio.Event()
@@ -78,9 +84,7 @@ class Maintainer:
         """What there is to tell whoever follows the events."""
         self._news_at = 0.0
         self.duties: list[Duty] = []
-        """What else this process would do if it is its turn: asked for on this connection."""
-        self._ask_at = 0.0
-        self._look_at = [0.0, 0.0]
+        """What else this process would do if it is its turn: asked for with every tick."""
         self.measures = Measures(node.clock.now)
         self.recovered = 0
         self.declared = 0
@@ -103,24 +107,32 @@ class Maintainer:
             try:
                 pause = await self.run_once()
                 patience.reset()
+                await self._rest(pause)
             except DatabaseUnavailable:
                 self._missing_since.clear()
                 await patience.wait()
-                continue
             except StatementRefused as error:
                 log.error("maintenance.refused", error=str(error))
-                pause = TICK
-            await heard(self._wake, pause)
+                await heard(self._wake, TICK)
             self._wake.clear()
+
+    async def _rest(self, seconds: float) -> None:
+        """Until the next tick is wanted. What there is to tell is told meanwhile."""
+        until = Clock.monotonic() + seconds
+        while not await heard(self._wake, min(TICK, until - Clock.monotonic())) and Clock.monotonic() < until:
+            await self._report()
 
     async def run_once(self) -> float:
         """One tick. Returns the seconds until the next one is wanted."""
         await self._report()
-        tick = await self._gateway.tick(self._node.id, DUTY)
+        asked = Clock.monotonic()
+        tick = await self._gateway.tick(self._node.id, DUTY, [(duty.name, HELD, duty.rank) for duty in self.duties])
         self._held = tick.held
+        for duty in self.duties:
+            duty.answer(duty.name in tick.granted, asked)
         if not tick.held:
             self._missing_since.clear()
-            return TICK
+            return TICK if tick.next else ASK_EVERY
         orphans = tick.orphans
         for node in self._condemned(tick.silent, tick.unlocked):
             if await self._gateway.declare_dead(node):
@@ -142,9 +154,10 @@ class Maintainer:
             # A mountain of due runs must not keep the dead from being noticed.
             if Clock.monotonic() - began > TICK / 2:
                 break
-        await self._return_released()
-        if self._sampler is not None and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_around(self._sampler), name="sampler")
+        if tick.held_back:
+            await self._return_released()
+        if self._looks and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_around(), name="sampler")
         if self._reindexer is not None and Clock.monotonic() >= self._reindex_at and (
             self._reindexing is None or self._reindexing.done()
         ):  # fmt: skip
@@ -163,11 +176,6 @@ class Maintainer:
         if Clock.monotonic() >= self._news_at and (news := self.news()) is not None:
             self._news_at = Clock.monotonic() + TICK
             await self._gateway.say_event(news)
-        if Clock.monotonic() >= self._ask_at:
-            self._ask_at = Clock.monotonic() + ASK_EVERY
-            for duty in self.duties:
-                asked = Clock.monotonic()
-                duty.answer(await self._gateway.take_duty(duty.name, self._node.id, HELD, duty.rank), asked)
 
     async def tell(self) -> None:
         """The statistics hear what this node has counted."""
@@ -175,17 +183,13 @@ class Maintainer:
             await self._gateway.add_statistics(self._node.id, rows)
             self.measures.told()
 
-    async def _look_around(self, sampler: MaintenanceGateway) -> None:
-        """How full the queues are, and how many jobs there are: looked at here, so that nobody else has to count."""
-        for place, (look, every) in enumerate(((sampler.take_sample, SAMPLE_EVERY), (sampler.count_jobs, COUNT_EVERY))):
-            began = Clock.monotonic()
-            if began < self._look_at[place]:
-                continue
+    async def _look_around(self) -> None:
+        """How full the queues are, and how many jobs there are: looked at here, so that nobody else has to count. And what is stuck."""
+        for look in self._looks:
             try:
-                await look()
+                await look.renewed()
             except (DatabaseUnavailable, StatementRefused) as error:
                 log.warning("statistics.not_counted", error=str(error))
-            self._look_at[place] = Clock.monotonic() + max(every, _PACE * (Clock.monotonic() - began))
 
     def _condemned(self, silent: list[int], unlocked: list[int]) -> list[int]:
         now, grace = Clock.monotonic(), self._settings.grace
@@ -232,13 +236,27 @@ class Maintainer:
             await self._gateway.tidy()
             await self._gateway.tidy_gates(BATCH)
             await self._gateway.merge_statistics()
-            await self._point_out()
             await self.collect()
-            await self.forget()
+        if now >= self._forget_at:
+            self._forget_at = now + TIDY_EVERY
+            if not await self.forget():
+                self._forget_at = now + FORGET_EVERY
 
-    async def _point_out(self) -> None:
+    async def _sample(self, sampler: MaintenanceGateway) -> None:
+        """With the jobs, as long as that is quick. After that each has a pace of its own."""
+        began = Clock.monotonic()
+        try:
+            await sampler.take_sample(jobs=not self._jobs_apart)
+        finally:
+            self._jobs_apart = self._jobs_apart or Clock.monotonic() - began > QUICK
+
+    async def _count_jobs(self, sampler: MaintenanceGateway) -> None:
+        if self._jobs_apart:
+            await sampler.take_sample(queues=False)
+
+    async def _point_out(self, sampler: MaintenanceGateway) -> None:
         """Runs that go on far too long while their worker lives: nobody else would notice."""
-        for one in await self._gateway.stuck_runs():
+        for one in await sampler.stuck_runs():
             run, job = one["run_id"], {} if one["job_id"] is None else {"job": ids.job_id(one["job_id"])}
             if run not in self._pointed_out:
                 log.warning("run.stuck", run=ids.run_id(run), **job, task=one["task"], queue=one["queue"],
@@ -262,20 +280,23 @@ class Maintainer:
         if jobs or schedules:
             log.info("jobs.collected", jobs=jobs, schedules=schedules)
 
-    async def forget(self) -> None:
-        """History beyond its retention: whole days at once, and never at the price of keeping the queue waiting."""
-        kept = self._settings.retention * DAY
+    async def forget(self) -> bool:
+        """History beyond its retention: whole days at once, and never at the price of keeping the queue waiting. True: there may
+        be more of it."""
+        kept, postponed = self._settings.retention * DAY, False
         for part in await self._gateway.old_partitions(kept):
             try:
                 await self._gateway.drop_partition(part)
             except LockTimeout:
                 log.info("history.drop_postponed", partition=part, meaning="somebody reads it; tried again in a minute")
+                postponed = True
                 break
             log.info("history.dropped", partition=part)
         rows = await self._gateway.forget(kept, BATCH) + await self._gateway.forget_statistics(kept, BATCH)
         rows += await self._gateway.forget_incidents(kept, BATCH)
         if rows:
             log.info("history.forgotten", rows=rows)
+        return postponed or rows > 0
 
     async def stop(self) -> None:
         with contextlib.suppress(DatabaseUnavailable, StatementRefused):

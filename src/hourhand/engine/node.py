@@ -50,6 +50,11 @@ class Node:
         self.on_return: Callable[[], None] = lambda: None
         """The lease holds again after a time without: a lost connection, a pause, a new incarnation."""
 
+    @property
+    def hears(self) -> bool:
+        """Whether words reach it: not through a pooler."""
+        return self._database.sessions
+
     async def start(self) -> None:
         patience = Patience()
         while True:

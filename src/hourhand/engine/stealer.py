@@ -28,6 +28,8 @@ at that moment cannot be seen yet."""
 QUICK_LOOKS = 5
 AGAIN = 1.0
 """Seconds between two looks of one that stays idle."""
+SELDOM = 6
+"""Polls between two looks, at last, of one that stays idle and has heard of no work: what another one claims it would have heard of."""
 MOST_ASKED = 4
 """Workers that are asked at once: each gives its share."""
 MOST_OFFERED = 100
@@ -52,6 +54,8 @@ class Stealer:
         """Since it ran out of work, or was given some."""
         self._promising = False
         """Somebody had too much when it last looked."""
+        self._quiet = 0
+        """How often in a row it looked, in vain, although nothing had happened."""
         self._seen = -1
         self._looked = -poll
         self._vain = 0
@@ -88,12 +92,14 @@ class Stealer:
 
     def next_look(self, claims: int) -> float:
         """Monotonic time of the next look; infinity: something has to happen first. `claims` grows with every claim that was
-        tried: while nobody claims and nobody has too much, nobody looks but at every poll."""
+        tried: while nobody claims and nobody has too much, nobody looks but now and then."""
         if not self._idle():
             return float("inf")
         if self._looks < QUICK_LOOKS:
             return self._looked + SOON * 2.0**self._looks
-        return self._looked + (AGAIN if self._promising or self._seen != claims else self._poll)
+        if self._promising or self._seen != claims:
+            return self._looked + AGAIN
+        return self._looked + self._poll * (min(1 + self._quiet, SELDOM) if self._node.hears else 1)
 
     async def run_once(self, *, doubtful: bool) -> bool:
         """Give what was asked for, take up what was given. True: there is something new to run here."""
@@ -110,10 +116,12 @@ class Stealer:
             return
         if self._vain and await self.adopt():
             return
+        quiet = self._looks >= QUICK_LOOKS and self._seen == claims
         self._looked, self._seen = now, claims
         self._looks += 1
         loaded = await self._gateway.overloaded(self._node.id, min(MOST_ASKED, self._room))
         self._promising = bool(loaded)
+        self._quiet = self._quiet + 1 if quiet and not loaded else 0
         if not loaded or not self._idle():
             return
         share = -(-self._room // len(loaded))

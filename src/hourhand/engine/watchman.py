@@ -46,7 +46,8 @@ class Watchman:
         return changes
 
     async def _look_by_all(self) -> int:
-        begun, standing = await self._gateway.open_incidents()
+        beginning = await self._lookout.begin(self._rules)
+        begun, standing = beginning.at, beginning.standing
         changes = 0
         for rule in self._rules:
             changes += await self._alone(rule.name, self._look(rule, standing.get(rule.name, set()), begun))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import asyncpg
 
+from hourhand.core.errors import DatabaseUnavailable, StatementRefused
 from hourhand.core.notice import Alert
 from hourhand.storage.database import Database
 
@@ -20,6 +21,19 @@ class Noted:
     message: str
     value: float | None
     link: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """With what a look begins."""
+
+    at: datetime
+    place: int
+    """The newest in any queue."""
+    kinds: frozenset[str]
+    """Of rules that may find something."""
+    standing: Mapping[str, set[str]]
+    """By rule, what is open or about to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +62,18 @@ class AlertGateway:
 
     # Incidents
 
-    async def open_incidents(self) -> tuple[datetime, dict[str, set[str]]]:
-        """The time, with which a look begins, and by rule what is open or about to be."""
-        found: dict[str, set[str]] = {}
-        rows = await self._database.fetch("open_incidents")
+    async def begin_look(self, bounds: Mapping[str, float]) -> Beginning:
+        """`bounds`: the kinds of rules there are, each with the longest window of theirs or the lowest threshold."""
+        kinds = list(bounds)
+        try:
+            rows = await self._database.fetch("begin_look", kinds, list(bounds.values()))
+        except (DatabaseUnavailable, StatementRefused):
+            rows = await self._database.fetch("begin_look_blindly", kinds)
+        standing: dict[str, set[str]] = {}
         for row in rows:
             if row["rule"] is not None:
-                found.setdefault(row["rule"], set()).add(row["subject"])
-        return rows[0]["at"], found
+                standing.setdefault(row["rule"], set()).add(row["subject"])
+        return Beginning(rows[0]["at"], rows[0]["seq"], frozenset(rows[0]["kinds"]), standing)
 
     async def note_incidents(
         self, rule: str, kind: str, severity: str, repeat: float | None, hooks: bool, held_for: float, found: Sequence[Noted],
@@ -109,11 +127,6 @@ class AlertGateway:
 
     async def waiting_runs(self) -> list[asyncpg.Record]:
         return await self._database.fetch("waiting_runs")
-
-    async def newest_place(self) -> tuple[int, datetime]:
-        row = await self._database.fetchrow("newest_place")
-        assert row is not None
-        return row["seq"], row["at"]
 
     async def late_starts(self, window: float) -> list[asyncpg.Record]:
         return await self._database.fetch("late_starts", window)

@@ -20,8 +20,14 @@ class Tick:
     """What there is to do, for the node that holds the duty."""
 
     held: bool
+    granted: list[str]
+    """Every duty that it has."""
+    next: bool
+    """Whether it is the one to take over."""
     next_in: float | None
     expired: bool
+    held_back: bool
+    """Whether runs are held back: what they are held by may be gone."""
     orphans: bool
     silent: list[int]
     unlocked: list[int]
@@ -35,15 +41,13 @@ class MaintenanceGateway:
     def connected_at(self) -> float:
         return self._link.connected_at
 
-    async def tick(self, node: int, seconds: float) -> Tick:
-        return Tick(*(await self._link.fetch("tick", MAINTAINER, node, seconds))[0])
+    async def tick(self, node: int, seconds: float, others: Sequence[tuple[str, float, int]] = ()) -> Tick:
+        """Of other duties than the maintainer's: the name, for how many seconds, and how much of it this node can do."""
+        names, spans, ranks = zip((MAINTAINER, seconds, 0), *others, strict=True)
+        return Tick(*(await self._link.fetch("tick", names, node, spans, ranks))[0])
 
     async def drop_duty(self, node: int) -> None:
         await self._link.fetch("drop_duty", MAINTAINER, node)
-
-    async def take_duty(self, name: str, node: int, seconds: float, rank: int) -> bool:
-        """Another duty than the maintainer's."""
-        return bool((await self._link.fetch("take_duty", name, node, seconds, rank))[0][0])
 
     async def declare_dead(self, node: int) -> bool:
         return bool(await self._link.fetch("declare_dead", node))
@@ -83,11 +87,9 @@ class MaintenanceGateway:
         await self._link.fetch("merge_statistics")
         await self._link.fetch("thin_samples")
 
-    async def take_sample(self) -> None:
-        await self._link.fetch("take_sample")
-
-    async def count_jobs(self) -> None:
-        await self._link.fetch("count_jobs")
+    async def take_sample(self, *, queues: bool = True, jobs: bool = True) -> None:
+        """How full the queues are, and how many jobs there are."""
+        await self._link.fetch("take_sample", queues, jobs)
 
     async def forget_statistics(self, seconds: float, limit: int) -> int:
         return int((await self._link.fetch("forget_statistics", seconds, limit))[0][0])

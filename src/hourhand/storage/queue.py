@@ -52,7 +52,7 @@ class Claim:
 class Survey:
     """What the queues look like from a worker."""
 
-    __slots__ = ("heads", "managed", "names", "open", "parked", "paused", "probation")
+    __slots__ = ("heads", "managed", "names", "open", "parked", "paused", "probation", "version")
 
     def __init__(self, rows: Sequence[asyncpg.Record]) -> None:
         self.names: dict[int, str] = {row["id"]: row["name"] for row in rows}
@@ -64,6 +64,8 @@ class Survey:
         """Lanes in which streams of a managed queue may be admitted from."""
         self.parked = {row["id"] for row in rows if row["parked"]}
         self.probation = {row["id"] for row in rows if row["probation"]}
+        self.version: int | None = rows[0]["version"] if rows else None
+        """Of the rules; None: there is no queue."""
 
 
 class KeptLine(NamedTuple):

@@ -76,7 +76,14 @@ class Deployment:
 
     async def apply(self, *, force: bool = False) -> Deployed:
         """Bring what this code declares into force, if it is its turn; `force` does not ask."""
-        opened = await self._app._open()
+        opened, mine, declares = await self._app._open(), self.fingerprint, bool(self._app.registry.jobs)
+        if not force:
+            # Most of the time there is nothing to do: then nobody has to wait for the others to find that out.
+            known = await opened.database.fetchrow("deployment", self._app.name, mine)
+            assert known is not None
+            reason = _turn(mine, known, declares)
+            if reason is not None and not _unnoted(known):
+                return Deployed(False, reason)
         names = {given.queue for given in self._app.registry.jobs.values()} | {
             one.queue for one in self._app.registry.tasks.values()
         }
@@ -86,15 +93,15 @@ class Deployment:
         async def work(connection: asyncpg.Connection) -> Deployed:
             async with connection.transaction():
                 await connection.execute(sql["lock_deployment"], self._app.name)
-                row = await connection.fetchrow(sql["deployment"], self._app.name, self.fingerprint)
+                row = await connection.fetchrow(sql["deployment"], self._app.name, mine)
                 assert row is not None
-                if row["lives"] and not row["lived"]:
+                if _unnoted(row):
                     await connection.execute(sql["deployment_lives"], self._app.name, row["current"])
-                reason = _turn(self.fingerprint, dict(row), bool(self._app.registry.jobs))
+                reason = _turn(mine, row, declares)
                 if reason is not None and not force:
                     return Deployed(False, reason)
                 done = await self._put_all(connection, sql, queues)
-                await connection.execute(sql["record_deployment"], self._app.name, self.fingerprint, not done.refused)
+                await connection.execute(sql["record_deployment"], self._app.name, mine, not done.refused)
                 if changes := done.changes():
                     about = {name: list(jobs[:MOST_NAMES]) for name, jobs in changes.items()}
                     await record(CallersDoor(connection, sql), self._app.name, "jobs.deploy", subject=self._app.name, after=about)
@@ -169,7 +176,12 @@ class Deployment:
             await asyncio.sleep(LOOK_EVERY)
 
 
-def _turn(mine: str, known: dict[str, Any], declares: bool) -> str | None:
+def _unnoted(known: asyncpg.Record) -> bool:
+    """Whether processes of the current version have come, and nobody has written that down."""
+    return bool(known["lives"] and not known["lived"])
+
+
+def _turn(mine: str, known: asyncpg.Record, declares: bool) -> str | None:
     """Why these declarations are not to be brought into force now; None: they are."""
     if mine == known["current"]:
         return "in force already" if known["complete"] else None

@@ -22,10 +22,42 @@ SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fr
 -- For a process that is no node: the number of a node that there will never be.
 SELECT nextval(pg_get_serial_sequence('hourhand.nodes', 'id'))::integer;
 
--- name: open_incidents
--- With the time from before they were read: what a look that began then has found says nothing of what came later. One row at least.
-SELECT begun.at, i.rule, i.subject
-FROM (SELECT statement_timestamp() AS at) AS begun LEFT JOIN hourhand.incidents i ON i.closed_at IS NULL;
+-- name: begin_look
+-- What is open, with the time from before that was read: what a look that began then has found says nothing of what came later. With
+-- the newest place in any queue. And with those of the kinds of rules ($1) that may find something: each asks for no less than its
+-- rules do, by the longest of their windows or the lowest of their thresholds ($2), so that others need not be asked. One row at least.
+WITH begun AS MATERIALIZED (
+    SELECT statement_timestamp() AS at, (SELECT last_value FROM hourhand.run_numbers) AS seq, ARRAY(
+        SELECT kind FROM unnest($1::text[], $2::float8[]) AS asked (kind, bound) WHERE CASE kind
+            WHEN 'dead_growth' THEN EXISTS (
+                SELECT FROM hourhand.dead WHERE died_at > statement_timestamp() - make_interval(secs => bound))
+            WHEN 'overdue' THEN EXISTS (
+                SELECT FROM hourhand.shards s CROSS JOIN LATERAL (
+                    SELECT FROM hourhand.schedules c WHERE c.shard = s.shard AND c.next_run_at < statement_timestamp() - make_interval(secs => bound)
+                    ORDER BY c.next_run_at LIMIT 1) AS late)
+            WHEN 'catch_up' THEN EXISTS (
+                SELECT FROM hourhand.firings WHERE late AND fired_at > statement_timestamp() - make_interval(secs => bound))
+                OR EXISTS (SELECT FROM hourhand.decisions WHERE decided_at > statement_timestamp() - make_interval(secs => bound))
+            WHEN 'node_lost' THEN EXISTS (
+                SELECT FROM hourhand.nodes
+                WHERE stopped_at IS NULL AND coalesce(died_at, lease_until) > statement_timestamp() - make_interval(secs => bound)
+                  AND (died_at IS NOT NULL OR lease_until < statement_timestamp() - interval '5 seconds'))
+            WHEN 'clock_skew' THEN EXISTS (
+                SELECT FROM hourhand.nodes
+                WHERE stopped_at IS NULL AND died_at IS NULL AND lease_until > statement_timestamp() AND abs(skew) > bound)
+            WHEN 'lateness' THEN EXISTS (
+                SELECT FROM hourhand.statistics WHERE minute >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound)))
+            WHEN 'lost_runs' THEN EXISTS (
+                SELECT FROM hourhand.statistics
+                WHERE minute >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound)) AND lost > 0)
+            ELSE true END) AS kinds)
+SELECT begun.*, i.rule, i.subject FROM begun LEFT JOIN hourhand.incidents i ON i.closed_at IS NULL;
+
+-- name: begin_look_blindly
+-- The same where one of these tables cannot be read: every kind may find something, and those that can look do.
+SELECT begun.*, i.rule, i.subject
+FROM (SELECT statement_timestamp() AS at, (SELECT last_value FROM hourhand.run_numbers) AS seq, $1::text[] AS kinds) AS begun
+LEFT JOIN hourhand.incidents i ON i.closed_at IS NULL;
 
 -- name: note_incidents
 -- What was found by rule $1: subjects $7, with what is said of them ($8), how much it is ($9) and where to look ($10). What is new
@@ -173,10 +205,6 @@ SELECT q.name, q.paused_at IS NOT NULL, 'delayed', d.task, NULL, d.due_at
 FROM (SELECT lane / 4 AS queue, task, due_at FROM hourhand.delayed
       WHERE due_at < (SELECT clock_timestamp()) - interval '5 seconds' ORDER BY due_at LIMIT 1000) AS d
 JOIN hourhand.queues q ON q.id = d.queue;
-
--- name: newest_place
--- The newest place in any queue, and when that was.
-SELECT last_value AS seq, clock_timestamp() AS at FROM hourhand.run_numbers;
 
 -- name: late_starts
 -- First starts of the last $1 seconds, by queue and by how late they were.

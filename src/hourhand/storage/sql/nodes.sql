@@ -24,36 +24,47 @@ RETURNING extract(epoch FROM clock_timestamp())::float8 AS now,
 UPDATE hourhand.nodes SET stopped_at = clock_timestamp() WHERE id = $1 AND stopped_at IS NULL;
 
 -- name: tick
--- Once a second from every node: hold the duty $1 as node $2 for $3 seconds if it is free, ours, or its
--- holder is gone, and say what there is to do for who holds it. Suspects are nodes that look dead: the
--- lease ran out, or the session lock is gone.
+-- From every node, once a second or somewhat less often: hold the duties $1, each for so many seconds ($3), as node $2, where they are
+-- free, ours, or their holder is gone or can do less of them ($4). The first is the maintainer's; who holds it hears what there is to
+-- do. Suspects are nodes that look dead: the lease ran out, or the session lock is gone. Who does not hold it hears whether it is next
+-- in line: no other live node is older.
 WITH locks AS MATERIALIZED (
     SELECT l.objid::bigint AS node FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.classid = 'hourhand.nodes'::regclass AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
-holder AS MATERIALIZED (
-    SELECT d.node = $2 AS ours, d.until > clock_timestamp() + make_interval(secs => $3 / 2) AS fresh,
-           d.until > clock_timestamp() AND EXISTS (
+asked AS MATERIALIZED (
+    SELECT a.*, d.node AS holder, d.node = $2 AS ours, d.until > clock_timestamp() + make_interval(secs => a.seconds / 2) AS fresh,
+           d.until > clock_timestamp() AND d.rank >= a.rank AND NOT EXISTS (
                SELECT FROM hourhand.nodes n
-               WHERE n.id = d.node AND n.stopped_at IS NULL AND n.died_at IS NULL
-                 AND (NOT n.session OR n.id IN (SELECT node FROM locks))) AS alive
-    FROM hourhand.duties d WHERE d.name = $1),
-duty AS (
-    -- Most ticks write nothing: another one holds it, or we do and it is fresh.
-    INSERT INTO hourhand.duties AS d (name, node, until)
-    SELECT $1, $2, clock_timestamp() + make_interval(secs => $3)
-    WHERE NOT EXISTS (SELECT FROM holder WHERE CASE WHEN ours THEN fresh ELSE alive END)
-    ON CONFLICT (name) DO UPDATE SET node = excluded.node, until = excluded.until
-    WHERE d.node = excluded.node OR NOT EXISTS (SELECT FROM holder WHERE alive AND NOT ours)
-    RETURNING true),
-mine AS MATERIALIZED (SELECT EXISTS (SELECT FROM duty) OR EXISTS (SELECT FROM holder WHERE ours AND fresh) AS held)
+               WHERE n.id = d.node AND (n.stopped_at IS NOT NULL OR n.died_at IS NOT NULL
+                                        OR n.session AND n.id NOT IN (SELECT node FROM locks))) AS alive
+    FROM unnest($1::text[], $3::float8[], $4::smallint[]) AS a (name, seconds, rank) LEFT JOIN hourhand.duties d ON d.name = a.name),
+taken AS (
+    -- Most ticks write nothing: another one holds it, or we do and it is fresh. (In one order, whoever writes several.)
+    INSERT INTO hourhand.duties AS d (name, node, until, rank)
+    SELECT name, $2, clock_timestamp() + make_interval(secs => seconds), rank FROM asked
+    WHERE CASE WHEN ours THEN fresh ELSE alive END IS NOT TRUE ORDER BY name
+    ON CONFLICT (name) DO UPDATE SET node = excluded.node, until = excluded.until, rank = excluded.rank
+    WHERE d.node = excluded.node OR d.until <= clock_timestamp() OR d.rank < excluded.rank
+       OR EXISTS (SELECT FROM hourhand.nodes n
+                  WHERE n.id = d.node AND (n.stopped_at IS NOT NULL OR n.died_at IS NOT NULL
+                                           OR n.session AND n.id NOT IN (SELECT node FROM locks)))
+    RETURNING name),
+mine AS MATERIALIZED (
+    SELECT granted, ($1::text[])[1] = ANY (granted) AS held
+    FROM (SELECT ARRAY(SELECT name FROM taken UNION ALL SELECT name FROM asked WHERE ours AND fresh) AS granted) AS ours)
 -- Only who holds it looks: beside a long transaction there are dead rows to walk over.
-SELECT held,
+SELECT held, granted,
+       NOT held AND NOT EXISTS (
+           SELECT FROM hourhand.nodes n
+           WHERE NOT n.settled AND n.id < $2 AND n.stopped_at IS NULL AND n.died_at IS NULL AND n.lease_until > clock_timestamp()
+             AND n.id IS DISTINCT FROM (SELECT holder FROM asked WHERE name = ($1::text[])[1])) AS next,
        CASE WHEN held THEN (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8
                             FROM hourhand.delayed WHERE due_at < 'infinity') END AS next_in,
        held AND (EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
                  OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
                  OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now())) AS expired,
+       held AND EXISTS (SELECT FROM hourhand.parked WHERE hold IS NOT NULL) AS held_back,
        held AND EXISTS (SELECT FROM hourhand.nodes n
                         CROSS JOIN LATERAL (SELECT FROM hourhand.running r WHERE r.worker_id = n.id LIMIT 1) AS held
                         WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans,

@@ -113,7 +113,7 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 
 -- name: survey
 -- What a worker asks every few seconds: the queues, which lanes hold work (the first place from the mark in $2 on, times four, and
--- the class) or open streams, and whether anything it knows is parked. (Each is a look at one place of an index, however much waits
+-- the class) or open streams, whether anything it knows is parked, and the version of the rules. (Each is a look at one place of an index, however much waits
 -- there; but where dead rows cannot be removed, a look from the start walks over all of them.)
 WITH strange AS MATERIALIZED (
     SELECT mine.task FROM unnest($1::text[]) AS mine (task) CROSS JOIN LATERAL (
@@ -133,7 +133,7 @@ SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused, q.managed,
        coalesce((SELECT true FROM strange CROSS JOIN generate_series(0, 3) AS class CROSS JOIN LATERAL (
             SELECT FROM hourhand.parked p WHERE p.task = strange.task AND p.lane = q.id * 4 + class AND p.stream IS NULL
                 AND p.hold IS NULL AND p.crashes = 0 ORDER BY p.seq LIMIT 1) AS found LIMIT 1), false) AS parked,
-       q.id IN (SELECT queue FROM risky) AS probation
+       q.id IN (SELECT queue FROM risky) AS probation, (SELECT version FROM hourhand.rulebook) AS version
 FROM hourhand.queues q;
 
 -- name: finish

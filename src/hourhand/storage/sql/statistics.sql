@@ -36,8 +36,17 @@ ON CONFLICT (minute, queue, node) DO UPDATE SET
     lateness = coalesce(hourhand.add_each(s.lateness, excluded.lateness), '{}');
 
 -- name: take_sample
--- How full the queues are; the row of this minute is written anew each time.
-WITH ready AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.ready GROUP BY 1),
+-- How full the queues are ($1), of which the row of this minute is written anew each time; and how many jobs there are ($2).
+WITH counted AS (
+    INSERT INTO hourhand.totals (name, value, taken_at)
+    SELECT name, value, clock_timestamp() FROM (
+        SELECT 'jobs' AS name, (SELECT count(*) FROM hourhand.jobs) AS value
+        UNION ALL SELECT 'paused_jobs', (SELECT count(*) FROM hourhand.jobs WHERE paused_at IS NOT NULL)
+        UNION ALL SELECT 'schedules', (SELECT count(*) FROM hourhand.schedules WHERE next_run_at IS NOT NULL)
+        UNION ALL SELECT 'held_runs', (SELECT count(*) FROM hourhand.parked WHERE hold IS NOT NULL)) AS counted
+    WHERE $2::boolean
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value, taken_at = excluded.taken_at),
+ready AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.ready GROUP BY 1),
 delayed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.delayed GROUP BY 1),
 parked AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NULL GROUP BY 1),
 streamed AS (SELECT lane / 4 AS queue, count(*) AS runs FROM hourhand.parked WHERE stream IS NOT NULL GROUP BY 1),
@@ -50,6 +59,7 @@ SELECT date_trunc('minute', clock_timestamp()), q.id, clock_timestamp(), coalesc
 FROM hourhand.queues q
 LEFT JOIN ready ON ready.queue = q.id LEFT JOIN delayed ON delayed.queue = q.id LEFT JOIN parked ON parked.queue = q.id
 LEFT JOIN streamed ON streamed.queue = q.id LEFT JOIN running ON running.queue = q.id LEFT JOIN dead ON dead.queue = q.id
+WHERE $1::boolean
 ON CONFLICT (minute, queue) DO UPDATE SET
     taken_at = excluded.taken_at, ready = excluded.ready, delayed = excluded.delayed, parked = excluded.parked,
     running = excluded.running, dead = excluded.dead, oldest = excluded.oldest;
@@ -65,15 +75,6 @@ ON CONFLICT (minute, queue) DO UPDATE SET
     taken_at = greatest(s.taken_at, excluded.taken_at), ready = greatest(s.ready, excluded.ready),
     delayed = greatest(s.delayed, excluded.delayed), parked = greatest(s.parked, excluded.parked),
     running = greatest(s.running, excluded.running), dead = greatest(s.dead, excluded.dead), oldest = greatest(s.oldest, excluded.oldest);
-
--- name: count_jobs
-INSERT INTO hourhand.totals (name, value, taken_at)
-SELECT name, value, clock_timestamp() FROM (
-    SELECT 'jobs' AS name, (SELECT count(*) FROM hourhand.jobs) AS value
-    UNION ALL SELECT 'paused_jobs', (SELECT count(*) FROM hourhand.jobs WHERE paused_at IS NOT NULL)
-    UNION ALL SELECT 'schedules', (SELECT count(*) FROM hourhand.schedules WHERE next_run_at IS NOT NULL)
-    UNION ALL SELECT 'held_runs', (SELECT count(*) FROM hourhand.parked WHERE hold IS NOT NULL)) AS counted
-ON CONFLICT (name) DO UPDATE SET value = excluded.value, taken_at = excluded.taken_at;
 
 -- name: statistics_over
 -- The last $1 seconds in steps of $2 seconds, of queues $3; firings are under queue 0.
