@@ -107,19 +107,22 @@ async def latencies(app: Hourhand, url: str, schema: str, sql: asyncpg.Connectio
     return sorted((row["started"] - asked[row["run_id"]]) * 1000 for row in rows)
 
 
-async def idle_statements(url: str, schema: str, sql: asyncpg.Connection, processes: int, seconds: float) -> float:
+async def idle_statements(
+    url: str, schema: str, sql: asyncpg.Connection, elsewhere: asyncpg.Connection, processes: int, seconds: float
+) -> float:
     """Transactions a second beside so many idle workers; each of their statements is one. The server has some of its own."""
-    committed = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    database = await sql.fetchval("SELECT current_database()")
 
     async def count() -> int:
-        await sql.execute("SELECT pg_stat_clear_snapshot()")
-        return int(await sql.fetchval(committed))
+        """From another database: a connection's own transactions are counted late."""
+        committed = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
+        return int(await elsewhere.fetchval(committed, database))
 
     async with workers(url, schema, sql, processes) if processes else contextlib.nullcontext():
         await asyncio.sleep(15)  # past their start, and past what was counted late of it
         first = await count()
         await asyncio.sleep(seconds)
-        return (await count() - first - 2) / seconds  # two are our own questions
+        return (await count() - first) / seconds
 
 
 async def pending_memory(app: Hourhand, url: str, schema: str, sql: asyncpg.Connection, runs: int) -> float:

@@ -192,7 +192,9 @@ class Bench:
             f"SELECT oid::regclass FROM pg_class WHERE relnamespace = '{SCHEMA}'::regnamespace AND relkind = 'r'"
         ):
             await quiet.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-        none, one, two, four = [await product.idle_statements(url, SCHEMA, quiet, processes, 60) for processes in (0, 1, 2, 4)]
+        none, one, two, four = [
+            await product.idle_statements(url, SCHEMA, quiet, self.sql, processes, 60) for processes in (0, 1, 2, 4)
+        ]
         await quiet.close()
         await self.sql.execute(f"DROP DATABASE {SCHEMA}")
         self.add("statements of an idle worker, alone", one - none, "1/s", "under 2", one - none < 2)
