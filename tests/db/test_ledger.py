@@ -9,6 +9,8 @@ import pytest
 
 from hourhand import Hourhand, InvalidOption, NotPossible
 from hourhand.core.account import Line
+from hourhand.core.clock import Clock
+from hourhand.engine import maintainer as maintainer_module
 from hourhand.engine.maintainer import Maintainer
 from hourhand.engine.node import Node
 from hourhand.storage.nodes import MaintenanceGateway
@@ -241,6 +243,24 @@ async def test_history_beyond_its_retention_is_dropped_by_the_day(
     await maintainer.stop()
 
 
+async def test_what_is_to_be_forgotten_is_looked_for_again_soon_where_there_was_some(
+    app: Hourhand, maintainer: Maintainer, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintainer_module, "BATCH", 2)
+    await sql.execute(
+        f"INSERT INTO {schema}.runs (run_id, scheduled_at, finished_at, lane, outcome, attempt, task)"
+        " SELECT n, '2020-01-01', '2020-01-01', 5, 'succeeded', 1, 'x' FROM generate_series(1, 3) AS n"
+    )
+    pauses = []
+    for _ in range(3):
+        began = maintainer._forget_at = Clock.monotonic()
+        await maintainer._tidy()
+        pauses.append(round((maintainer._forget_at - began) / 60))
+    assert pauses == [1, 1, 10]
+    assert await sql.fetchval(f"SELECT count(*) FROM {schema}.runs") == 0
+    await maintainer.stop()
+
+
 async def test_dropping_gives_way_to_who_reads(
     app: Hourhand, maintainer: Maintainer, sql: asyncpg.Connection, schema: str
 ) -> None:
@@ -248,10 +268,10 @@ async def test_dropping_gives_way_to_who_reads(
     reading = sql.transaction()
     await reading.start()
     await sql.fetch(f"SELECT count(*) FROM {schema}.runs")
-    await maintainer.forget()
+    assert await maintainer.forget()
     assert await sql.fetchval(f"SELECT to_regclass('{schema}.runs_20260101') IS NOT NULL"), "postponed"
     await reading.rollback()
-    await maintainer.forget()
+    assert not await maintainer.forget()
     assert await sql.fetchval(f"SELECT to_regclass('{schema}.runs_20260101')") is None
     await maintainer.stop()
 
