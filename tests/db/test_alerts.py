@@ -276,6 +276,19 @@ async def test_what_was_skipped_for_other_reasons_is_no_catch_up(
     assert await watch.subjects() == [""]
 
 
+async def test_what_came_late_and_ran_is_a_catch_up_by_itself(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
+) -> None:
+    watch = Watch(app, gateway, rule("catch_up", threshold=5))
+    await sql.execute(
+        f"INSERT INTO {schema}.firings (schedule_id, scheduled_at, until, fired_at, epoch, count, node, runs, late)"
+        " SELECT n, now(), now(), now(), 1, 1, 1, 2, n <= 2 FROM generate_series(1, 9) AS n"
+    )
+    assert await watch.look() == [], "four runs came late, fourteen in time"
+    await sql.execute(f"UPDATE {schema}.firings SET late = true")
+    assert await watch.subjects() == [""]
+
+
 async def older(sql: asyncpg.Connection, schema: str, hours: float, *names: str) -> None:
     """As if these jobs had been there for longer."""
     await sql.execute(

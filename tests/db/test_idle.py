@@ -13,7 +13,8 @@ from hourhand import Hourhand
 from hourhand.core.clock import Clock
 from hourhand.engine import stealer as module
 from hourhand.engine.stealer import Stealer
-from hourhand.engine.worker import Worker
+from hourhand.engine.worker import Worker, WorkerOptions
+from hourhand.storage.admission import Rulebook
 from tests.db.test_worker import working
 from tests.support.fleet import until
 
@@ -62,6 +63,23 @@ async def test_rules_are_read_when_they_change(app: Hourhand, sql: asyncpg.Conne
         assert await known(1), "by its number it is the page that is known"
         worker.claimer.forget()
         await until(lambda: known(2), "the worker to know the rules of the other database")
+
+
+async def test_queues_are_never_seen_as_they_were_before_the_rules(
+    app: Hourhand, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(await app._database(), app.settings, app.registry, WorkerOptions())
+    await worker.claimer.make_queues(["default"])
+    read = worker.admitter._gateway.read_rules
+
+    async def changed_just_before() -> Rulebook:
+        await sql.execute(f"UPDATE {schema}.queues SET managed = true")
+        return await read()
+
+    monkeypatch.setattr(worker.admitter._gateway, "read_rules", changed_just_before)
+    await worker.claimer._look(Clock.monotonic())
+    assert worker.claimer._survey.managed == worker.claimer._survey.names.keys()
+    await worker.claimer.close()
 
 
 async def look(worker: Worker) -> None:
