@@ -570,6 +570,29 @@ async def test_several_rules_of_a_kind_are_asked_by_the_one_that_sees_most(
     assert "default" in await Watch(app, gateway, letters).subjects()
 
 
+async def test_what_is_open_stays_open_while_nobody_can_see_whether_it_is_so(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, slow = list[asyncpg.Record](), False
+
+    async def waiting_runs() -> list[asyncpg.Record]:
+        if slow:
+            await asyncio.sleep(0.2)
+            raise DatabaseUnavailable("the database did not answer in time")
+        return rows
+
+    monkeypatch.setattr(gateway, "waiting_runs", waiting_runs)
+    two = rule("queue_age", threshold="1m") + rule("queue_age", "s", threshold="2m").removeprefix("defaults = false\n")
+    watch = Watch(app, gateway, two)
+    await app.enqueue("x")
+    await aged(sql, schema, "ready", 6)
+    rows = await AlertGateway(await app._database()).waiting_runs()
+    assert await watch.subjects() == ["default"] * 2
+    slow = True
+    for _ in range(2):
+        assert await watch.subjects() == ["default"] * 2
+
+
 async def test_what_came_after_nothing_waited_is_found_once_it_may_have_waited_too_long(
     app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str
 ) -> None:

@@ -63,7 +63,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "overloaded": ("7, 1", {"running": "running_pkey: worker_id"}),
     "heartbeat": ("7, 3, false, 0", OWN_CLAIM),
     "tick": (
-        "'{maintainer}', 7, '{3}', '{0}'",
+        "'{maintainer}', 7, '{3}', '{0}', true",
         {
             "delayed": ("delayed_due: due_at", "delayed_expiry: expires_at"),
             "ready": "ready_expiry: expires_at",
@@ -99,9 +99,9 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
     "begin_look": (
         "'{dead_growth,overdue,catch_up}', '{60,60,60}'",
         {
-            "dead": "dead_died: died_at",
-            "schedules": "schedules_due: shard next_run_at",
-            "firings": "firings_fired_at_idx: fired_at",
+            "dead": "dead_died: ",
+            "schedules": "schedules_due: shard",
+            "firings": "firings_fired_at_idx: ",
         },
     ),
     "overdue_schedules": ("60", {"schedules": "schedules_due: shard next_run_at"}),
@@ -131,7 +131,9 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
 }
 ORDERED = {"claim", "line_up", "gifts", "recover", "promote"}
 # On connections of users and of clients, which have none of the planner's settings.
-ELSEWHERE = {"finish_once", "reserve_runs"}
+ELSEWHERE = {"begin_look", "finish_once", "reserve_runs"}
+# Of these, what may read a table whole for as long as PostgreSQL believes that it is empty, until it is analysed.
+MISLED = {"begin_look"}
 
 RUN = "scheduled_at, lane, attempt, crashes, task, payload"
 DAY = "now() - n % 2 * interval '1 day'"
@@ -150,6 +152,11 @@ ROWS = {
     "running": (f"worker_id, token, claimed_at, seq, run_id, {RUN}", f"n % 50 + 1, n, now(), n, n, {OF_RUN}", 20_000),
     "delayed": (f"due_at, run_id, expires_at, {RUN}", f"now() + (n - 5000) * interval '1 second', n, {EXPIRY}, {OF_RUN}", 20_000),
     "parked": (f"seq, run_id, stream, hold, expires_at, {RUN}", f"n, n, {APART}, {EXPIRY}, {OF_RUN}", 20_000),
+    "dead": (
+        "run_id, died_at, scheduled_at, lane, attempt, task, payload",
+        f"n, {DAY}, {DAY}, 5, 4, 'task' || n % 20, '{{}}'",
+        20_000,
+    ),
     "steps": ("run_id, name, result", "n, 'one', '1'", 20_000),
     "schedules": ("id, shard, kind, expression, timezone, dst, next_run_at", f"n, n % 256, 'cron', n, {ZONED}", 20_000),
     "jobs": (JOB, "n, n, now(), 5, n % 256, 'job' || n, 'task1', '{}'", 20_000),
@@ -258,7 +265,7 @@ def sorted_tables(plan: Plan) -> set[str]:
     return {table_of(below) for sort in sorts for below in nodes(sort, ("InitPlan", "SubPlan"))} & set(LARGE)
 
 
-CASES = [(state, name) for state in STATES for name in EXPECTED]
+CASES = [(state, name) for state in STATES for name in EXPECTED if state != STATES[1] or name not in MISLED]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -272,3 +279,9 @@ def test_hot_statements_go_by_their_indexes(plans: dict[str, Plans], state: str,
         assert all(one.startswith(expected[table]) for one in ways), f"{table} is read by {ways}"
     if name in ORDERED:
         assert not sorted_tables(plan)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("state", [STATES[0], STATES[2]])
+def test_the_latest_of_many_is_the_end_of_an_index(plans: dict[str, Plans], state: str, mode: str) -> None:
+    assert not [node for node in nodes(plans[state]["begin_look", mode]) if node["Node Type"] == "Aggregate"]

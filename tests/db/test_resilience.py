@@ -474,6 +474,26 @@ async def test_one_is_next_in_line_and_the_others_ask_more_seldom(app: Hourhand,
         await one.stop()
 
 
+async def test_other_duties_are_held_though_the_chores_cannot_be_done(
+    app: Hourhand, sql: asyncpg.Connection, schema: str
+) -> None:
+    from hourhand.engine import maintainer as module
+
+    class Idle:
+        id = 1
+        clock = Clock()
+
+    one = module.Maintainer(await maintenance(app), Idle(), app.settings)  # type: ignore[arg-type]
+    one.duties = [module.Duty("other")]
+    await sql.execute(f"ALTER TABLE {schema}.delayed RENAME TO elsewhere")
+    running = asyncio.create_task(one.run())
+    await asyncio.wait_for(one.duties[0].wait(), 20)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await sql.execute(f"ALTER TABLE {schema}.elsewhere RENAME TO delayed")
+    await one.stop()
+
+
 def test_a_judge_that_has_just_connected_condemns_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the database every lock is missing and leases may have run out."""
     from types import SimpleNamespace

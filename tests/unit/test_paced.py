@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hourhand.core.clock import Clock
-from hourhand.engine.paced import PACE, Paced
+from hourhand.engine.paced import FAILED, PACE, Paced
 
 
 class Walk:
@@ -29,38 +29,49 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 
 async def test_what_is_quick_is_asked_whenever_it_is_wanted(walk: Walk) -> None:
-    one = Paced(walk, 0)
+    one = Paced(walk)
     walk.takes = 0.09
-    assert [await one.renewed() for _ in range(3)] == [True] * 3
-    assert one.answer == walk.asked == 3
+    assert [await one.ask() for _ in range(3)] == [1, 2, 3]
+
+
+async def test_in_one_look_it_is_asked_once(walk: Walk) -> None:
+    one = Paced(walk)
+    walk.takes = 1.0
+    assert [await one.ask("a"), await one.ask("a"), await one.ask("b"), await one.ask()] == [1, 1, None, None]
+    walk.now += PACE
+    assert [await one.ask("c"), await one.ask("c")] == [2, 2]
 
 
 async def test_what_takes_long_is_asked_for_a_part_of_the_time(walk: Walk) -> None:
-    one = Paced(walk, 0)
+    one = Paced(walk)
     walk.takes = 4.0
-    assert await one.renewed()
+    assert await one.ask() == 1
     for _ in range(19):
         walk.now += PACE * 4 / 20
-        assert not await one.renewed()
-    assert one.answer == walk.asked == 1, "the answer holds"
+        assert await one.ask() is None
     walk.now += PACE * 4 / 20
-    assert await one.renewed()
+    assert await one.ask() == 2
 
 
 async def test_what_has_an_interval_is_asked_no_more_often(walk: Walk) -> None:
-    one = Paced(walk, 0, every=30)
-    assert await one.renewed()
+    one = Paced(walk, every=30)
+    assert await one.ask() == 1
     walk.now += 29
-    assert not await one.renewed()
+    assert await one.ask() is None
     walk.now += 2
-    assert await one.renewed()
+    assert await one.ask() == 2
 
 
-async def test_what_fails_after_long_is_not_asked_again_at_once(walk: Walk) -> None:
-    one = Paced(walk, 0)
+async def test_what_has_failed_is_known_in_that_look_and_asked_again_after_a_while(walk: Walk) -> None:
+    one = Paced(walk)
+    assert await one.ask("a") == 1
     walk.takes, walk.fails = 30.0, True
-    with pytest.raises(TimeoutError):
-        await one.renewed()
-    walk.now += 10
-    assert not await one.renewed()
-    assert one.answer == 0
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await one.ask("b")
+    assert walk.asked == 2
+    walk.now += FAILED - 1
+    assert await one.ask("c") is None, "and not what was known before"
+    walk.now += 2
+    walk.fails = False
+    assert await one.ask("d") == 3

@@ -70,10 +70,9 @@ class Lookout:
         self._places: deque[int] = deque(maxlen=MARKS)
         self._times: deque[datetime] = deque(maxlen=MARKS)
         self._kinds: frozenset[str] = frozenset()
-        self._waiting: Paced[Sequence[Any]] = Paced(gateway.waiting_runs, ())
-        self._seen_at: datetime | None = None
-        """What waits, and when that was."""
-        self._stuck: Paced[Sequence[Any]] = Paced(lambda: gateway.stuck_runs(STUCK), (), STUCK_EVERY)
+        self._waiting: Paced[Sequence[Any]] = Paced(gateway.waiting_runs)
+        self._nothing_waited: datetime | None = None
+        self._stuck: Paced[Sequence[Any]] = Paced(lambda: gateway.stuck_runs(STUCK), STUCK_EVERY)
 
     async def begin(self, rules: Iterable[Rule]) -> Beginning:
         """One question instead of one for each rule: most of the time there is nothing to find."""
@@ -88,14 +87,15 @@ class Lookout:
         self._mark(beginning.place, beginning.at)
         return beginning
 
-    async def find(self, rule: Rule, standing: Iterable[str]) -> tuple[list[Finding], bool]:
-        """What is wrong by this rule, and whether that is all. `standing` is what was wrong before: that is looked at anew."""
+    async def find(self, rule: Rule, standing: Iterable[str]) -> tuple[list[Finding], bool] | None:
+        """What is wrong by this rule, and whether that is all. `standing` is what was wrong before: that is looked at anew. None:
+        it was not looked, and all is as it was."""
         if rule.kind not in self._kinds:
             return [], True
         if rule.kind == "job_silent":
             return await self._job_silent(rule, standing)
-        found: list[Finding] = await getattr(self, f"_{rule.kind}")(rule)
-        return found, True
+        found: list[Finding] | None = await getattr(self, f"_{rule.kind}")(rule)
+        return None if found is None else (found, True)
 
     async def endings(self, rule: Rule, subjects: Iterable[str]) -> dict[str, str]:
         """What is said of what is not so any more."""
@@ -142,18 +142,21 @@ class Lookout:
             # Nothing new since: what comes next comes after this moment.
             self._times[-1] = now
 
-    async def _queue_age(self, rule: Rule) -> list[Finding]:
+    async def _queue_age(self, rule: Rule) -> list[Finding] | None:
         now = self._times[-1]
-        if self._seen_at is None or self._waiting.answer or (now - self._seen_at).total_seconds() >= rule.threshold:
-            # Otherwise nothing waited then: whatever waits now came after that.
-            self._seen_at = now if await self._waiting.renewed() else self._seen_at
+        if self._nothing_waited is not None and (now - self._nothing_waited).total_seconds() < rule.threshold:
+            return []  # whatever waits now came after that
+        rows = await self._waiting.ask(now)
+        if rows is None:
+            return None
+        self._nothing_waited = None if rows else now
         worst: dict[str, Finding] = {}
-        for row in self._waiting.answer:
+        for row in rows:
             queue, since = row["queue"], row["since"]
             if row["seq"] is not None:
                 before = bisect_left(self._places, row["seq"]) - 1
                 since = max(since, self._times[before]) if before >= 0 else since
-            age = (self._seen_at - since).total_seconds()
+            age = (now - since).total_seconds()
             if age < rule.threshold or (row["paused"] and not rule.paused) or not rule.queues.fit(queue):
                 continue
             if queue not in worst or worst[queue].value < age:
@@ -186,9 +189,11 @@ class Lookout:
             if row["runs"] >= rule.threshold and rule.queues.fit(row["queue"])
         ]
 
-    async def _stuck_runs(self, rule: Rule) -> list[Finding]:
-        await self._stuck.renewed()
-        rows = [row for row in self._stuck.answer if rule.tasks.fit(row["task"])]
+    async def _stuck_runs(self, rule: Rule) -> list[Finding] | None:
+        found = await self._stuck.ask(self._times[-1])
+        if found is None:
+            return None
+        rows = [row for row in found if rule.tasks.fit(row["task"])]
         counts = Counter(row["task"] for row in rows)
         longest = {row["task"]: row for row in reversed(rows)}
         return [

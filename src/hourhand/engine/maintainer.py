@@ -59,9 +59,10 @@ class Maintainer:
         self._sampler = sampler
         """Looking over everything may take long: it has a connection of its own, so that nothing waits for it. None: nobody looks."""
         self._looks = [] if sampler is None else [
-            Paced(lambda: self._sample(sampler), None, SAMPLE_EVERY), Paced(lambda: self._count_jobs(sampler), None, SAMPLE_EVERY),
-            Paced(lambda: self._point_out(sampler), None, TIDY_EVERY),
+            Paced(lambda: self._sample(sampler), SAMPLE_EVERY), Paced(lambda: self._count_jobs(sampler), SAMPLE_EVERY),
+            Paced(lambda: self._point_out(sampler), TIDY_EVERY),
         ]  # fmt: skip
+        self._sampled = False
         self._jobs_apart = False
         self._looking: asyncio.Task[None] | None = None
         self._reindexer = reindexer
@@ -110,11 +111,20 @@ class Maintainer:
                 await self._rest(pause)
             except DatabaseUnavailable:
                 self._missing_since.clear()
+                await self._ask_for_others()
                 await patience.wait()
             except StatementRefused as error:
                 log.error("maintenance.refused", error=str(error))
+                await self._ask_for_others()
                 await heard(self._wake, TICK)
             self._wake.clear()
+
+    async def _ask_for_others(self) -> None:
+        """What is wrong with a table of the queue is told by the alerts: they are not to end with it."""
+        with contextlib.suppress(DatabaseUnavailable, StatementRefused):
+            for duty in self.duties:
+                asked = Clock.monotonic()
+                duty.answer(await self._gateway.take_duty(duty.name, self._node.id, HELD, duty.rank), asked)
 
     async def _rest(self, seconds: float) -> None:
         """Until the next tick is wanted. What there is to tell is told meanwhile."""
@@ -126,7 +136,8 @@ class Maintainer:
         """One tick. Returns the seconds until the next one is wanted."""
         await self._report()
         asked = Clock.monotonic()
-        tick = await self._gateway.tick(self._node.id, DUTY, [(duty.name, HELD, duty.rank) for duty in self.duties])
+        others = [(duty.name, HELD, duty.rank) for duty in self.duties]
+        tick = await self._gateway.tick(self._node.id, DUTY, others, returning=asked >= self._return_at)
         self._held = tick.held
         for duty in self.duties:
             duty.answer(duty.name in tick.granted, asked)
@@ -187,7 +198,7 @@ class Maintainer:
         """How full the queues are, and how many jobs there are: looked at here, so that nobody else has to count. And what is stuck."""
         for look in self._looks:
             try:
-                await look.renewed()
+                await look.ask()
             except (DatabaseUnavailable, StatementRefused) as error:
                 log.warning("statistics.not_counted", error=str(error))
 
@@ -248,7 +259,9 @@ class Maintainer:
         try:
             await sampler.take_sample(jobs=not self._jobs_apart)
         finally:
-            self._jobs_apart = self._jobs_apart or Clock.monotonic() - began > QUICK
+            # For the first one the connection was opened.
+            self._jobs_apart = self._jobs_apart or (self._sampled and Clock.monotonic() - began > QUICK)
+            self._sampled = True
 
     async def _count_jobs(self, sampler: MaintenanceGateway) -> None:
         if self._jobs_apart:

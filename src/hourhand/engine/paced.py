@@ -15,25 +15,33 @@ T = TypeVar("T")
 PACE = 50.0
 """What takes longer than `QUICK` is asked for at most this part of the time."""
 QUICK = 0.1
+FAILED = 60.0
+"""Seconds after which what has failed is asked again, however long that took."""
 
 
 class Paced(Generic[T]):
-    """A question with its last answer, which holds until it is asked again."""
-
-    def __init__(self, ask: Callable[[], Awaitable[T]], answer: T, every: float = 0.0) -> None:
-        self._ask = ask
+    def __init__(self, question: Callable[[], Awaitable[T]], every: float = 0.0) -> None:
+        self._question = question
         self._every = every
         self._next = 0.0
-        self.answer = answer
+        self._look: object = None
+        self._answer: T | None = None
+        self._error: Exception | None = None
 
-    async def renewed(self) -> bool:
-        """Whether it was time to ask again."""
-        began = Clock.monotonic()
-        if began < self._next:
-            return False
-        try:
-            self.answer = await self._ask()
-        finally:
+    async def ask(self, look: object = None) -> T | None:
+        """The answer, if it is time to ask, or if it was asked in this look already; None: it is not, and nothing new is known."""
+        if look is None or look != self._look:
+            began = Clock.monotonic()
+            if began < self._next:
+                return None
+            self._look = look
+            try:
+                self._answer, self._error = await self._question(), None
+            except Exception as error:
+                self._answer, self._error = None, error
             took = Clock.monotonic() - began
-            self._next = began + took + max(self._every, PACE * took if took > QUICK else 0.0)
-        return True
+            pause = PACE * took if took > QUICK else 0.0
+            self._next = began + took + max(self._every, pause if self._error is None else min(pause, FAILED))
+        if self._error is not None:
+            raise self._error
+        return self._answer

@@ -71,7 +71,10 @@ class Watchman:
         return changes
 
     async def _look(self, rule: Rule, standing: set[str], begun: datetime) -> int:
-        found, complete = await self._lookout.find(rule, standing)
+        seen = await self._lookout.find(rule, standing)
+        if seen is None:
+            return 0
+        found, complete = seen
         noted, beyond = admitted(found, standing, rule.limit)
         opened = {}
         if noted:

@@ -41,10 +41,16 @@ class MaintenanceGateway:
     def connected_at(self) -> float:
         return self._link.connected_at
 
-    async def tick(self, node: int, seconds: float, others: Sequence[tuple[str, float, int]] = ()) -> Tick:
+    async def tick(
+        self, node: int, seconds: float, others: Sequence[tuple[str, float, int]] = (), *, returning: bool = True
+    ) -> Tick:
         """Of other duties than the maintainer's: the name, for how many seconds, and how much of it this node can do."""
         names, spans, ranks = zip((MAINTAINER, seconds, 0), *others, strict=True)
-        return Tick(*(await self._link.fetch("tick", names, node, spans, ranks))[0])
+        return Tick(*(await self._link.fetch("tick", names, node, spans, ranks, returning))[0])
+
+    async def take_duty(self, name: str, node: int, seconds: float, rank: int) -> bool:
+        """Another duty than the maintainer's, by itself."""
+        return bool((await self._link.fetch("take_duty", name, node, seconds, rank))[0][0])
 
     async def drop_duty(self, node: int) -> None:
         await self._link.fetch("drop_duty", MAINTAINER, node)

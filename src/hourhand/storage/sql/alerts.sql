@@ -25,19 +25,19 @@ SELECT nextval(pg_get_serial_sequence('hourhand.nodes', 'id'))::integer;
 -- name: begin_look
 -- What is open, with the time from before that was read: what a look that began then has found says nothing of what came later. With
 -- the newest place in any queue. And with those of the kinds of rules ($1) that may find something: each asks for no less than its
--- rules do, by the longest of their windows or the lowest of their thresholds ($2), so that others need not be asked. One row at least.
+-- rules do, by the longest of their windows or the lowest of their thresholds ($2), so that others need not be asked. (The ends of
+-- indexes are asked for: of whether there is any, the planner may believe that a look at the table finds one soon.) One row at least.
 WITH begun AS MATERIALIZED (
     SELECT statement_timestamp() AS at, (SELECT last_value FROM hourhand.run_numbers) AS seq, ARRAY(
         SELECT kind FROM unnest($1::text[], $2::float8[]) AS asked (kind, bound) WHERE CASE kind
-            WHEN 'dead_growth' THEN EXISTS (
-                SELECT FROM hourhand.dead WHERE died_at > statement_timestamp() - make_interval(secs => bound))
+            WHEN 'dead_growth' THEN (SELECT max(died_at) FROM hourhand.dead) > statement_timestamp() - make_interval(secs => bound)
             WHEN 'overdue' THEN EXISTS (
-                SELECT FROM hourhand.shards s CROSS JOIN LATERAL (
-                    SELECT FROM hourhand.schedules c WHERE c.shard = s.shard AND c.next_run_at < statement_timestamp() - make_interval(secs => bound)
-                    ORDER BY c.next_run_at LIMIT 1) AS late)
-            WHEN 'catch_up' THEN EXISTS (
-                SELECT FROM hourhand.firings WHERE late AND fired_at > statement_timestamp() - make_interval(secs => bound))
-                OR EXISTS (SELECT FROM hourhand.decisions WHERE decided_at > statement_timestamp() - make_interval(secs => bound))
+                SELECT FROM hourhand.shards s
+                WHERE (SELECT min(c.next_run_at) FROM hourhand.schedules c WHERE c.shard = s.shard)
+                    < statement_timestamp() - make_interval(secs => bound))
+            WHEN 'catch_up' THEN greatest(
+                (SELECT max(fired_at) FROM hourhand.firings WHERE late), (SELECT max(decided_at) FROM hourhand.decisions))
+                > statement_timestamp() - make_interval(secs => bound)
             WHEN 'node_lost' THEN EXISTS (
                 SELECT FROM hourhand.nodes
                 WHERE stopped_at IS NULL AND coalesce(died_at, lease_until) > statement_timestamp() - make_interval(secs => bound)
@@ -45,11 +45,10 @@ WITH begun AS MATERIALIZED (
             WHEN 'clock_skew' THEN EXISTS (
                 SELECT FROM hourhand.nodes
                 WHERE stopped_at IS NULL AND died_at IS NULL AND lease_until > statement_timestamp() AND abs(skew) > bound)
-            WHEN 'lateness' THEN EXISTS (
-                SELECT FROM hourhand.statistics WHERE minute >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound)))
-            WHEN 'lost_runs' THEN EXISTS (
-                SELECT FROM hourhand.statistics
-                WHERE minute >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound)) AND lost > 0)
+            WHEN 'lateness' THEN (SELECT max(minute) FROM hourhand.statistics)
+                >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound))
+            WHEN 'lost_runs' THEN (SELECT max(minute) FROM hourhand.statistics)
+                >= date_trunc('minute', statement_timestamp() - make_interval(secs => bound))
             ELSE true END) AS kinds)
 SELECT begun.*, i.rule, i.subject FROM begun LEFT JOIN hourhand.incidents i ON i.closed_at IS NULL;
 

@@ -26,7 +26,7 @@ UPDATE hourhand.nodes SET stopped_at = clock_timestamp() WHERE id = $1 AND stopp
 -- name: tick
 -- From every node, once a second or somewhat less often: hold the duties $1, each for so many seconds ($3), as node $2, where they are
 -- free, ours, or their holder is gone or can do less of them ($4). The first is the maintainer's; who holds it hears what there is to
--- do. Suspects are nodes that look dead: the lease ran out, or the session lock is gone. Who does not hold it hears whether it is next
+-- do (with $5, whether runs are held back). Suspects are nodes that look dead: the lease ran out, or the session lock is gone. Who does not hold it hears whether it is next
 -- in line: no other live node is older.
 WITH locks AS MATERIALIZED (
     SELECT l.objid::bigint AS node FROM pg_locks l
@@ -64,7 +64,7 @@ SELECT held, granted,
        held AND (EXISTS (SELECT FROM hourhand.ready WHERE expires_at <= now())
                  OR EXISTS (SELECT FROM hourhand.delayed WHERE expires_at <= now())
                  OR EXISTS (SELECT FROM hourhand.parked WHERE expires_at <= now())) AS expired,
-       held AND EXISTS (SELECT FROM hourhand.parked WHERE hold IS NOT NULL) AS held_back,
+       held AND $5::boolean AND EXISTS (SELECT FROM hourhand.parked WHERE hold IS NOT NULL) AS held_back,
        held AND EXISTS (SELECT FROM hourhand.nodes n
                         CROSS JOIN LATERAL (SELECT FROM hourhand.running r WHERE r.worker_id = n.id LIMIT 1) AS held
                         WHERE NOT n.settled AND (n.died_at IS NOT NULL OR n.stopped_at IS NOT NULL)) AS orphans,
