@@ -311,7 +311,7 @@ def figures(**changed: float) -> dict[str, object]:
         ({}, []),
         ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.5 times the fastest peer in Python"]),
         ({"huey/drain 2": 25.0}, ["drain, two processes: 2.4 times the fastest peer in Python"]),
-        ({"pgboss/drain 1": 50.1}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
+        ({"pgboss/drain 1": 50.0}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
         (
             {"graphile_worker/drain 2": 61.0},
             ["drain, two processes: 1.0 times the fastest of all", "drain, two processes: 1.0 times Graphile Worker"],

@@ -26,8 +26,8 @@ UPDATE hourhand.nodes SET stopped_at = clock_timestamp() WHERE id = $1 AND stopp
 -- name: tick
 -- From every node, once a second or somewhat less often: hold the duties $1, each for so many seconds ($3), as node $2, where they are
 -- free, ours, or their holder is gone or can do less of them ($4). The first is the maintainer's; who holds it hears what there is to
--- do (with $5, whether runs are held back). Suspects are nodes that look dead: the lease ran out, or the session lock is gone. Who does not hold it hears whether it is next
--- in line: no other live node is older.
+-- do (with $5, whether runs are held back). Suspects are nodes that look dead: the lease ran out, or the session lock is gone. Who
+-- does not hold it hears whether it is next in line: no other live node is older.
 WITH locks AS MATERIALIZED (
     SELECT l.objid::bigint AS node FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.classid = 'hourhand.nodes'::regclass AND l.objsubid = 2 AND l.granted

@@ -113,8 +113,8 @@ RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lan
 
 -- name: survey
 -- What a worker asks every few seconds: the queues, which lanes hold work (the first place from the mark in $2 on, times four, and
--- the class) or open streams, whether anything it knows is parked, and the version of the rules. (Each is a look at one place of an index, however much waits
--- there; but where dead rows cannot be removed, a look from the start walks over all of them.)
+-- the class) or open streams, whether anything it knows is parked, and the version of the rules. (Each is a look at one place of an
+-- index, however much waits there; but where dead rows cannot be removed, a look from the start walks over all of them.)
 WITH strange AS MATERIALIZED (
     SELECT mine.task FROM unnest($1::text[]) AS mine (task) CROSS JOIN LATERAL (
         SELECT FROM hourhand.parked p WHERE p.task = mine.task AND p.stream IS NULL AND p.hold IS NULL
