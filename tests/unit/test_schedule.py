@@ -109,6 +109,21 @@ def test_what_cannot_be_used_is_refused_in_words(text: str, words: str) -> None:
         parse_schedule(text, now=NOW)
 
 
+WORDS = ["*", "0", "5", "*/7", "1-3", "2,5", "31", "61", "9-4", "*/0", "x", "mon", "Jan", "L", "lw", "1#2", "5L"]
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=5, max_size=6))
+def test_fields_put_together_are_read_as_a_whole_expression_is(fields: list[str]) -> None:
+    text = " ".join(fields)
+    try:
+        CronSim(text, datetime(2000, 1, 1))
+    except CronSimError as error:
+        with pytest.raises(InvalidSchedule, match=f"{str(error).lower()}$|no such date"):
+            parse_schedule(text, now=NOW)
+    else:
+        assert parse_schedule(text, now=NOW).expression == text.upper()
+
+
 def test_an_unknown_zone_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidSchedule, match="Europe/Berlin"):
         parse_schedule("@daily", timezone="berlin", now=NOW)

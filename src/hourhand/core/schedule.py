@@ -184,13 +184,12 @@ def _parse_cron(text: str, timezone: str, dst: str) -> Schedule:
     fields = expression.split()
     _refuse_dialects(text, fields)
     try:
-        parsed = _parsed(expression)
+        _fields(canonical := " ".join(fields).upper())
     except CronSimError as error:
         if _reads([*fields[:-2], "*", fields[-1]]) and _reads([*fields[:-3], "*", *fields[-2:]]):
             raise InvalidSchedule(f"{text!r} can never fire: there is no such date") from None
         raise InvalidSchedule(f"{text!r} is not a cron expression: {str(error).lower()}") from None
-    expression = " ".join(parsed.parts if len(fields) == 6 else parsed.parts[1:])
-    return Schedule("cron", expression, timezone, dst)
+    return Schedule("cron", canonical, timezone, dst)
 
 
 def _reads(fields: list[str]) -> bool:
@@ -265,9 +264,10 @@ class _Fields:
 def _fields(expression: str) -> _Fields:
     """Put together from fields that were read before: there are millions of expressions, and few fields that they are made of."""
     *times, day, month, weekday = expression.split()
-    days = _parsed(f"0 0 {day} {month} {weekday}")
     seconds = _values("seconds", times[0]) if len(times) == 3 else (0,)
-    return _Fields(_values("hours", times[-1]), _values("minutes", times[-2]), seconds, frozenset(days.months), days.match_day)
+    minutes, hours = _values("minutes", times[-2]), _values("hours", times[-1])
+    days = _parsed(f"0 0 {day} {month} {weekday}")
+    return _Fields(hours, minutes, seconds, frozenset(days.months), days.match_day)
 
 
 @lru_cache(maxsize=16_384)
