@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -218,26 +219,33 @@ class Capacity:
         self.progress.console.print(table)
 
     async def ledger(self, begin: datetime, end: datetime) -> None:
-        """Every firing that the oracle expects, once, done, and no other; beside the hot seconds too, whose own are counted there."""
+        """Every firing that the oracle expects, once, done, and no other; beside the hot seconds too, whose own are counted there.
+        And the product's own account of them, its ledger, says the same."""
         task = self.stage("comparing with the oracle")
         owed = await asyncio.to_thread(population.expected, self.options.jobs, begin, end)
-        rows = await self.sql.fetch(
-            f"SELECT s.expression, s.timezone, r.scheduled_at, count(*), count(DISTINCT r.job_id) FROM {SCHEMA}.runs r"
+        runs = await self.sql.fetch(
+            f"SELECT s.expression, s.timezone, r.scheduled_at, count(*), count(DISTINCT r.job_id),"
+            f" count(DISTINCT r.job_id) FILTER (WHERE r.outcome = 'succeeded') FROM {SCHEMA}.runs r"
             f" JOIN {SCHEMA}.jobs j ON j.id = r.job_id JOIN {SCHEMA}.schedules s ON s.id = j.schedule_id"
-            " WHERE r.scheduled_at >= $1 AND r.scheduled_at < $2 AND j.name LIKE 'job-%' AND r.outcome = 'succeeded' GROUP BY 1, 2, 3",
+            " WHERE r.scheduled_at >= $1 AND r.scheduled_at < $2 AND j.name LIKE 'job-%' GROUP BY 1, 2, 3",
             begin, end,
         )  # fmt: skip
-        found = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
-        missed = sum(max(0, many - found.get(one, (0, 0))[1]) for one, many in owed.items())
-        doubled = sum(runs - once for runs, once in found.values())
-        extra = sum(max(0, once - owed[one]) for one, (_, once) in found.items())
+        ledger = await self.sql.fetch(
+            f"SELECT s.expression, s.timezone, f.scheduled_at, sum(f.runs) FROM {SCHEMA}.firings f"
+            f" JOIN {SCHEMA}.schedules s ON s.id = f.schedule_id WHERE f.scheduled_at >= $1 AND f.scheduled_at < $2"
+            f" AND EXISTS (SELECT FROM {SCHEMA}.jobs j WHERE j.schedule_id = s.id AND j.name LIKE 'job-%') GROUP BY 1, 2, 3",
+            begin, end,
+        )  # fmt: skip
+        made = {(row[0], row[1], row[2]): population.Made(*row[3:]) for row in runs}
+        one = await asyncio.to_thread(population.account, owed, made, {(row[0], row[1], row[2]): row[3] for row in ledger})
         self.progress.remove_task(task)
         self.say(
             "firings against the oracle, from the steady load's beginning on",
-            f"{owed.total():,} expected, {missed:,} missed, {doubled:,} doubled, {extra:,} unexpected",
-            not missed and not doubled and not extra,
-            expected=owed.total(), missed=missed, doubled=doubled, extra=extra,
-        )  # fmt: skip
+            f"{one.expected:,} expected, {one.missed:,} missed, {one.doubled:,} doubled, {one.extra:,} unexpected;"
+            f" instants of which the ledger tells something else: {one.disagreeing:,}",
+            one.clean,
+            **asdict(one),
+        )
 
     async def hot_second(self, app: Hourhand, name: str, of: str) -> datetime:
         """Beside the steady load. Returns when it was over."""
@@ -261,10 +269,9 @@ class Capacity:
         await self.settled(due + timedelta(seconds=1))
         recorded = (await self.sql.fetchval("SELECT clock_timestamp()") - due).total_seconds()
         row = await self.sql.fetchrow(
-            "SELECT count(*) AS runs, count(DISTINCT r.job_id) AS jobs, max(extract(epoch FROM r.enqueued_at - $1))::float8 AS enqueued,"
+            "SELECT count(*) AS runs, count(DISTINCT r.job_id) FILTER (WHERE r.outcome = 'succeeded') AS jobs, max(extract(epoch FROM r.enqueued_at - $1))::float8 AS enqueued,"
             " max(extract(epoch FROM r.started_at - $1))::float8 AS started, max(extract(epoch FROM r.finished_at - $1))::float8 AS finished"
-            f" FROM {SCHEMA}.runs r JOIN {SCHEMA}.jobs j ON j.id = r.job_id WHERE r.scheduled_at = $1 AND j.name LIKE $2"
-            " AND r.outcome = 'succeeded'",
+            f" FROM {SCHEMA}.runs r JOIN {SCHEMA}.jobs j ON j.id = r.job_id WHERE r.scheduled_at = $1 AND j.name LIKE $2",
             due, f"{name}-%",
         )  # fmt: skip
         if row is None or not row["runs"]:

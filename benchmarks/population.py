@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,6 +14,8 @@ from cronsim import CronSim
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Tokyo")
 When = tuple[str, str]
 """A cron expression, seconds first, and its zone."""
+Instant = tuple[str, str, datetime]
+"""An instant of such a schedule."""
 
 
 def _stepped(first: int, step: int, end: int) -> str:
@@ -67,9 +70,9 @@ def often(n: int) -> str:
     return f"{_stepped(n % 10, 10, 60)} * * {days} * *"
 
 
-def expected(count: int, begin: datetime, end: datetime) -> Counter[tuple[str, str, datetime]]:
+def expected(count: int, begin: datetime, end: datetime) -> Counter[Instant]:
     """How many runs each schedule owes for each instant from begin until before end; by cronsim, not by us."""
-    owed: Counter[tuple[str, str, datetime]] = Counter()
+    owed: Counter[Instant] = Counter()
     for (expression, zone), many in Counter(map(when, range(count))).items():
         local = (begin - timedelta(seconds=1)).astimezone(ZoneInfo(zone))
         for instant in CronSim(expression, local):
@@ -78,3 +81,39 @@ def expected(count: int, begin: datetime, end: datetime) -> Counter[tuple[str, s
                 break
             owed[expression, zone, moment] += many
     return owed
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of an instant: runs, however they ended, of so many jobs, of which so many succeeded."""
+
+    runs: int
+    jobs: int
+    succeeded: int
+
+
+_NOTHING = Made(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Account:
+    expected: int
+    missed: int
+    doubled: int
+    extra: int
+    disagreeing: int
+    """Instants of which the ledger tells another number of runs than is owed."""
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missed or self.doubled or self.extra or self.disagreeing)
+
+
+def account(owed: Counter[Instant], made: Mapping[Instant, Made], ledger: Mapping[Instant, int]) -> Account:
+    return Account(
+        owed.total(),
+        missed=sum(max(0, many - made.get(one, _NOTHING).succeeded) for one, many in owed.items()),
+        doubled=sum(one.runs - one.jobs for one in made.values()),
+        extra=sum(max(0, one.jobs - owed[instant]) for instant, one in made.items()),
+        disagreeing=sum(owed[instant] != ledger.get(instant, 0) for instant in owed.keys() | ledger.keys()),
+    )

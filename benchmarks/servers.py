@@ -21,8 +21,9 @@ POSTGRESQL = {
     "checkpoint_timeout": "15min",
 }
 """The same for every peer. All else is PostgreSQL's default: fsync and synchronous_commit are on."""
-REDIS = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
-"""Redis as its documentation advises where data matters: up to a second of it is lost with the machine."""
+REDIS = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--auto-aof-rewrite-percentage", "0")
+"""Redis as its documentation advises where data matters: up to a second of it is lost with the machine. Its log is rewritten
+before each measure, as PostgreSQL has its checkpoint, and not in the middle of one."""
 
 
 def free_port() -> int:

@@ -182,7 +182,11 @@ class Taking:
         stamp |= {
             "rounds": rounds,
             "stolen": [round(self._stolen[turn], 4) for turn in sorted(quietest)],
-            "noisy": [figures for turn, figures in enumerate(self._rounds) if turn not in quietest],
+            "noisy": [
+                {**figures, "stolen": round(stolen, 4)}
+                for turn, (figures, stolen) in enumerate(zip(self._rounds, self._stolen, strict=True))
+                if turn not in quietest
+            ],
         }
         return {**stamp, **{key: value for key, value in medians.items() if math.isfinite(value)}}
 

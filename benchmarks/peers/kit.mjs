@@ -153,14 +153,14 @@ async function feed(peer, length) {
     const before = done()
     let given = 0
     while (performance.now() < until) {
-        const waiting = given - (done() - before)
-        if (given && waiting <= 0) write('dry', `${given} ${now().toFixed(6)}\n`)
-        if (waiting < FEED_AHEAD) {
-            await peer.enqueueMany('noop', range(FEED_AT_ONCE))
-            given += FEED_AT_ONCE
-        } else {
+        if (given - (done() - before) >= FEED_AHEAD) {
             await sleep(5)
+            continue
         }
+        await peer.enqueueMany('noop', range(FEED_AT_ONCE))
+        // All that was there before these has been done while they were put in.
+        if (given && done() - before >= given) write('dry', `${given} ${now().toFixed(6)}\n`)
+        given += FEED_AT_ONCE
     }
 }
 

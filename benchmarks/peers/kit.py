@@ -203,14 +203,14 @@ async def _ask(peer: Peer, count: int) -> None:
 async def _feed(peer: Peer, seconds: float) -> None:
     until, given, before = time.monotonic() + seconds, 0, sum(counts().values())
     while time.monotonic() < until:
-        waiting = given - (sum(counts().values()) - before)
-        if given and waiting <= 0:
-            _write("dry", f"{given} {time.time():.6f}\n")
-        if waiting < FEED_AHEAD:
-            await _settled(peer.enqueue_many("noop", range(FEED_AT_ONCE)))
-            given += FEED_AT_ONCE
-        else:
+        if given - (sum(counts().values()) - before) >= FEED_AHEAD:
             await asyncio.sleep(0.005)
+            continue
+        await _settled(peer.enqueue_many("noop", range(FEED_AT_ONCE)))
+        if given and sum(counts().values()) - before >= given:
+            # All that was there before these has been done while they were put in.
+            _write("dry", f"{given} {time.time():.6f}\n")
+        given += FEED_AT_ONCE
 
 
 def _instant(text: str) -> datetime:

@@ -72,11 +72,17 @@ class Stage:
             await sql.execute("CHECKPOINT")
             await sql.close()
         else:
-            port = self.url.split(":")[-1].partition("/")[0]
-            subprocess.run(["redis-cli", "-p", port, "flushall"], check=True, stdout=subprocess.DEVNULL)
+            self._redis("flushall")
+            self._redis("bgrewriteaof")
+            while "aof_rewrite_in_progress:0" not in self._redis("info", "persistence"):
+                await asyncio.sleep(0.02)
         os.sync()  # what the measure before has left to write is not to be in this one's way
         self.meter = Path(tempfile.mkdtemp(dir=self.scratch))
         self.ask("setup")
+
+    def _redis(self, *words: str) -> str:
+        port = self.url.split(":")[-1].partition("/")[0]
+        return subprocess.run(["redis-cli", "-p", port, *words], check=True, capture_output=True, text=True).stdout
 
     def start(self, verb: str, *arguments: object) -> subprocess.Popen[str]:
         log = (self.scratch / f"{self.peer.name}-{verb}.log").open("a")

@@ -139,7 +139,15 @@ def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> lis
             told.append(
                 Verdict(f"{columns[key].title}: {bars - judged[key]} of {bars} not judged, for want of a figure", False, key)
             )
+        if whole and (unknown := [peer.title for peer in others if _unknown(results, peer, columns[key].measure)]):
+            told.append(Verdict(f"{columns[key].title}: not known of {', '.join(unknown)}", False, key))
     return told
+
+
+def _unknown(results: Results, peer: Peer, measure: str) -> bool:
+    """Whether there is neither a figure nor a reason of the peer's own: it was not measured, or the bench broke down."""
+    measured = results["peers"].get(peer.name, {}).get(measure)
+    return peer.cannot(measure) is None and (measured is None or {"no", "failed"} <= measured.keys())
 
 
 def _run(measured: Results) -> str:
@@ -278,6 +286,11 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
         )
     if noisy := [f"{peer.title} ({', '.join(measures)})" for peer in peers if (measures := _noisy(results, peer))]:
         yield f"\nMeasured while the machine's host took more than {QUIET * 100:.0f} % of its processor time for others: {'; '.join(noisy)}."
+    if left_out := [f"{peer.title} ({', '.join(measures)})" for peer in peers if (measures := _left_out(results, peer))]:
+        yield (
+            "\nRounds that do not count, for the host took more of the processor in them than in those that do; they are in"
+            f" [benchmarks.json](benchmarks.json): {'; '.join(left_out)}."
+        )
     yield "\nEvery package that they brought along is in [benchmarks.json](benchmarks.json)."
     yield "\n### What a peer cannot do, and what one must know\n"
     for peer in peers:
@@ -323,6 +336,11 @@ def _commits(results: Results, peer: Peer) -> str:
     for measure, one in results["peers"][peer.name].items():
         found.setdefault((one["commit"], one["source"]), []).append(WORDS.get(measure, measure))
     return "; ".join(f"{commit} (src {source}): {', '.join(names)}" for (commit, source), names in found.items())
+
+
+def _left_out(results: Results, peer: Peer) -> list[str]:
+    found = results["peers"][peer.name].items()
+    return [f"{WORDS.get(name, name)}: {len(one['noisy'])}" for name, one in found if one.get("noisy")]
 
 
 def _notes(results: Results, peer: Peer) -> dict[str, str]:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -54,6 +54,33 @@ def test_schedules_of_their_own_are_due_together() -> None:
         first = Schedule("cron", text).next_after(now)
         assert first is not None
         assert first - now <= timedelta(seconds=10)
+
+
+ONE, OTHER = ("0 * * * * *", "UTC", BEGIN), ("0 * * * * *", "UTC", BEGIN + timedelta(minutes=1))
+FINE = population.Made(3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("made", "ledger", "faults"),
+    [
+        ({ONE: FINE}, {ONE: 3}, {}),
+        ({ONE: population.Made(2, 2, 2)}, {ONE: 3}, {"missed": 1}),
+        ({ONE: population.Made(3, 3, 2)}, {ONE: 3}, {"missed": 1}),
+        ({}, {ONE: 3}, {"missed": 3}),
+        ({ONE: population.Made(4, 3, 3)}, {ONE: 3}, {"doubled": 1}),
+        ({ONE: population.Made(5, 5, 3)}, {ONE: 3}, {"extra": 2}),
+        ({ONE: FINE, OTHER: population.Made(1, 1, 0)}, {ONE: 3}, {"extra": 1}),
+        ({ONE: FINE}, {ONE: 2}, {"disagreeing": 1}),
+        ({ONE: FINE}, {}, {"disagreeing": 1}),
+        ({ONE: FINE}, {ONE: 3, OTHER: 1}, {"disagreeing": 1}),
+    ],
+)
+def test_every_fault_in_the_account_of_firings_is_told(
+    made: dict[population.Instant, population.Made], ledger: dict[population.Instant, int], faults: dict[str, int]
+) -> None:
+    one = population.account(Counter({ONE: 3}), made, ledger)
+    assert one.clean is not bool(faults)
+    assert asdict(one) == {"expected": 3, "missed": 0, "doubled": 0, "extra": 0, "disagreeing": 0, **faults}
 
 
 def sample(at: float, done: float = 1_000.0, claim: float = 1.0, size: float = 40.0, *, held: bool = False) -> soak.Sample:
@@ -233,6 +260,7 @@ async def test_a_round_is_taken_again_if_the_host_was_busy(
     assert [one["kill"] for one in result["rounds"]] == counted
     assert result["kill"] == sorted(counted)[1]
     assert len(result["noisy"]) == len(told) - 3
+    assert all("stolen" in one for one in result["noisy"])
     assert result.get("failed", []) == [str(one) for one in told if isinstance(one, Exception)]
 
 
@@ -335,11 +363,31 @@ def test_what_was_not_measured_is_not_judged() -> None:
 
 
 def test_what_is_published_and_cannot_be_judged_is_missed() -> None:
-    assert all(one.good for one in report.verdicts(figures(), field.peers(), whole=True))
-    told = figures()
-    told["peers"]["graphile_worker"]["drain"] = {"no": "it ended"}  # type: ignore[index]
-    bad = [one.said for one in report.verdicts(told, field.peers(), whole=True) if not one.good]
-    assert bad == [f"drain, {many}: 1 of 4 not judged, for want of a figure" for many in ("one process", "two processes")]
+    def missed(known: dict[str, Any]) -> list[str]:
+        return [one.said for one in report.verdicts({"peers": known}, field.peers(), whole=True) if not one.good]
+
+    known: dict[str, Any] = figures()["peers"]  # type: ignore[assignment]
+    cannot = {"no": "it cannot"}
+    for peer in field.peers()[1:]:
+        known[peer.name] = {**dict.fromkeys(field.MEASURES, cannot), **known.get(peer.name, {})}
+    assert missed(known) == []
+    del known["awa"]["latency"]
+    known["celery"]["due"] = {"no": "the bench broke down", "failed": ["the bench broke down"]}
+    assert missed(known) == [
+        "enqueue to start, p50: not known of Awa",
+        "enqueue to start, p99: not known of Awa",
+        "10,000 due at once: last start after: not known of Celery",
+    ]
+    known["awa"]["latency"] = known["celery"]["due"] = known["graphile_worker"]["drain"] = cannot
+    assert missed(known) == [
+        f"drain, {many}: 1 of 4 not judged, for want of a figure" for many in ("one process", "two processes")
+    ]
+
+
+def test_rounds_that_do_not_count_are_told() -> None:
+    peer = field.peers()[1]
+    measured = {"latency": {"noisy": [{"latency p99": 90.0, "stolen": 0.2}] * 2}, "drain": {"noisy": []}, "due": {"no": "never"}}
+    assert report._left_out({"peers": {peer.name: measured}}, peer) == ["enqueue to start: 2"]
 
 
 def test_how_far_rounds_are_apart_is_told() -> None:
@@ -495,6 +543,40 @@ async def test_in_bulk_what_is_done_soon_is_done_again(monkeypatch: pytest.Monke
     assert peer.given == [40, 1_000, 1_000, 1_000, 1_000]
     assert await kit._put_in(peer, "enqueue-bulk", ["9000"]) == 4.5
     assert peer.given[5:] == [40, 9_000]
+
+
+class Fed(kit.Peer):
+    """Takes a second to put some in; meanwhile so many of those that were there before are done."""
+
+    def __init__(self, rate: int) -> None:
+        self.now, self.rate, self.given, self.done = 100.0, rate, 0, 0.0
+
+    def enqueue_many(self, task: str, numbers: range) -> None:
+        self._pass(1.0)
+        self.given += len(numbers)
+
+    async def sleep(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.done = min(self.given, self.done + self.rate * seconds)
+
+
+@pytest.mark.parametrize(("rate", "starved"), [(800, False), (1_000, True), (9_000, True)])
+async def test_it_is_told_if_runs_are_done_as_fast_as_they_can_be_put_in(
+    rate: int, starved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, written = Fed(rate), list[str]()
+    monkeypatch.setattr(kit.time, "monotonic", lambda: peer.now)
+    monkeypatch.setattr(kit.asyncio, "sleep", peer.sleep)
+    monkeypatch.setattr(kit, "counts", lambda: {1: peer.done})
+    monkeypatch.setattr(kit, "_write", lambda name, line: written.append(name))
+    await kit._feed(peer, 60.0)
+    assert (len(written) > 50, set(written) <= {"dry"}) == (starved, True)
+    if not starved:
+        assert not written
+        assert peer.given - peer.done >= kit.FEED_AHEAD - kit.FEED_AT_ONCE
 
 
 @pytest.fixture
