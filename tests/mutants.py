@@ -92,6 +92,7 @@ ACCESS = "src/hourhand/surfaces/access.py"
 
 ALERTS = "src/hourhand/storage/sql/alerts.sql"
 LOOKING = "tests/db/test_alerts.py -k"
+DUTIES = "tests/db/test_duties.py -k"
 TELLING = "tests/db/test_alert_delivery.py -k"
 
 JOBS_PAGES = "src/hourhand/storage/sql/dashboard_jobs.sql"
@@ -194,6 +195,15 @@ MUTANTS = [
            "tests/db/test_resilience.py -k ran_out"),
     Mutant("heartbeat: unanswered, and nothing said", f"{ENGINE}/node.py", "call_later(self._settings.lease, self._tell_unanswered)", "call_later(600, self._tell_unanswered)",
            "tests/db/test_resilience.py -k heartbeat"),
+    Mutant("heartbeat: not renewed before the lease ends", f"{ENGINE}/node.py", "Clock.monotonic() + self._settings.heartbeat\n", "Clock.monotonic()\n",
+           f"{DUTIES} before_the_next"),
+    Mutant("tick: a late answer is taken for one of now", f"{ENGINE}/maintainer.py", "asked < STALE", "asked < 600", f"{DUTIES} hears_late"),
+    Mutant("tick: what holds left behind is looked for every time", f"{ENGINE}/maintainer.py", "        elif returning:\n", "        elif False:\n", f"{DUTIES} left_behind"),
+    Mutant("tick: not when the grace ends", f"{ENGINE}/maintainer.py", "self._next_verdict(), ", "", f"{DUTIES} whole_grace"),
+    Mutant("tick: again and again after the grace", f"{ENGINE}/maintainer.py", " if (left := since + grace - now) > 0)", " if (left := since + grace - now) > -9)", f"{DUTIES} whole_grace"),
+    Mutant("alerts: blind for as long as it takes", f"{ENGINE}/lookout.py", "gateway.waiting_runs, most=MOST_BLIND", "gateway.waiting_runs", f"{LOOKING} takes_long"),
+    Mutant("alerts: who does not look has not failed", f"{ENGINE}/watchman.py", "        if changes is None:\n            return 0\n        self._failed.discard(rule)\n        return changes", "        self._failed.discard(rule)\n        return changes or 0", f"{LOOKING} takes_long"),
+    Mutant("stealing: as seldom as before though words were missed", f"{ENGINE}/stealer.py", "missed, and with them what others have claimed.\"\"\"\n        self._quiet = 0", "missed, and with them what others have claimed.\"\"\"", "tests/db/test_idle.py -k seldom"),
     Mutant("no epoch check in firing", FIRING, *NO_EPOCH, "tests/db/test_firing.py -k deposed"),
     Mutant("the shard is not locked while firing", FIRING, " FOR SHARE OF s", "", "tests/db/test_firing.py -k change_of_hands"),
     Mutant("schedules move from wherever they are", FIRING, "AND coalesce(s.next_run_at, 'infinity') = planned.due_at AND", "AND",

@@ -15,6 +15,7 @@ import structlog
 
 from hourhand import Hourhand, Retry
 from hourhand.core.alerts import default_alerts, parse_alerts
+from hourhand.core.clock import Clock
 from hourhand.core.errors import DatabaseUnavailable
 from hourhand.engine import lookout as lookout_module
 from hourhand.engine.maintainer import Maintainer
@@ -591,6 +592,39 @@ async def test_what_is_open_stays_open_while_nobody_can_see_whether_it_is_so(
     slow = True
     for _ in range(2):
         assert await watch.subjects() == ["default"] * 2
+
+
+async def test_a_look_that_takes_long_is_put_off_for_a_minute_at_most_and_said_to_fail_once(
+    app: Hourhand, gateway: AlertGateway, sql: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.enqueue("x")
+    await aged(sql, schema, "ready", 6)
+    rows, passed, asked, fails, monotonic = await gateway.waiting_runs(), 0.0, 0, False, Clock.monotonic
+
+    async def waiting_runs() -> list[asyncpg.Record]:
+        nonlocal passed, asked
+        passed += 20
+        asked += 1
+        if fails:
+            raise DatabaseUnavailable("the database did not answer in time")
+        return rows
+
+    monkeypatch.setattr(Clock, "monotonic", staticmethod(lambda: monotonic() + passed))
+    monkeypatch.setattr(gateway, "waiting_runs", waiting_runs)
+    watch = Watch(app, gateway, rule("queue_age", threshold="1m"))
+    for count in (1, 2):
+        for _ in range(2):
+            assert await watch.subjects() == ["default"]
+            assert asked == count
+        passed += lookout_module.MOST_BLIND
+    fails = True
+    with structlog.testing.capture_logs() as logs:
+        for count in (3, 4):
+            for _ in range(2):
+                assert await watch.subjects() == ["default"]
+                assert asked == count
+            passed += lookout_module.MOST_BLIND
+    assert [one["event"] for one in logs] == ["alert.rule_failed"]
 
 
 async def test_what_came_after_nothing_waited_is_found_once_it_may_have_waited_too_long(

@@ -130,6 +130,8 @@ async def test_one_that_stays_idle_looks_for_others_work_more_and_more_seldom(mo
     assert await one.pauses(3, 1) == [15, module.AGAIN, module.AGAIN]
     one.loaded = []
     assert await one.pauses(3, 1) == [module.AGAIN, 10, 15]
+    one.stealer.forget()
+    assert await one.pauses(2, 1) == [5, 10], "words may have been missed"
 
 
 async def test_who_hears_nothing_looks_at_every_poll(monkeypatch: pytest.MonkeyPatch) -> None:

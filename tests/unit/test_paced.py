@@ -53,6 +53,16 @@ async def test_what_takes_long_is_asked_for_a_part_of_the_time(walk: Walk) -> No
     assert await one.ask() == 2
 
 
+async def test_what_somebody_counts_on_is_put_off_for_so_long_at_most(walk: Walk) -> None:
+    one = Paced(walk, most=60)
+    walk.takes = 20.0
+    assert await one.ask() == 1
+    walk.now += 59
+    assert await one.ask() is None
+    walk.now += 2
+    assert await one.ask() == 2
+
+
 async def test_what_has_an_interval_is_asked_no_more_often(walk: Walk) -> None:
     one = Paced(walk, every=30)
     assert await one.ask() == 1

@@ -118,6 +118,7 @@ class Claimer:
     def forget(self) -> None:
         """The session was lost: words may have been missed."""
         self._admitter.doubtful = True
+        self.stealer.forget()
         for mark in self._marks.values():
             mark.forget()
         self._next_survey = 0.0

@@ -29,6 +29,8 @@ LETTERS = 20_000
 STUCK = 1_000
 STUCK_EVERY = 30.0
 """Nothing is called stuck before it has gone on for a minute."""
+MOST_BLIND = 60.0
+"""Seconds for which a walk that takes long is put off at most: an alert that comes later than that is of little use."""
 NAMES = 5_000
 """Names of jobs that are gone through at once."""
 JUDGED = 1_000
@@ -70,9 +72,9 @@ class Lookout:
         self._places: deque[int] = deque(maxlen=MARKS)
         self._times: deque[datetime] = deque(maxlen=MARKS)
         self._kinds: frozenset[str] = frozenset()
-        self._waiting: Paced[Sequence[Any]] = Paced(gateway.waiting_runs)
+        self._waiting: Paced[Sequence[Any]] = Paced(gateway.waiting_runs, most=MOST_BLIND)
         self._nothing_waited: datetime | None = None
-        self._stuck: Paced[Sequence[Any]] = Paced(lambda: gateway.stuck_runs(STUCK), STUCK_EVERY)
+        self._stuck: Paced[Sequence[Any]] = Paced(lambda: gateway.stuck_runs(STUCK), STUCK_EVERY, MOST_BLIND)
 
     async def begin(self, rules: Iterable[Rule]) -> Beginning:
         """One question instead of one for each rule: most of the time there is nothing to find."""

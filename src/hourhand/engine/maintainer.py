@@ -36,6 +36,8 @@ from hourhand.storage.nodes import MaintenanceGateway
 log = structlog.get_logger("hourhand.maintainer")
 TICK = 1.0
 DUTY = 5.0
+STALE = HELD / 4
+"""Seconds after which the answer to a tick, which walks over much, says too little of who has the other duties now."""
 BATCH = 2_000
 MOST_CRASHES = 10
 """After so many dead workers in a row a run goes to the dead letters."""
@@ -137,10 +139,14 @@ class Maintainer:
         await self._report()
         asked = Clock.monotonic()
         others = [(duty.name, HELD, duty.rank) for duty in self.duties]
-        tick = await self._gateway.tick(self._node.id, DUTY, others, returning=asked >= self._return_at)
+        returning = asked >= self._return_at
+        tick = await self._gateway.tick(self._node.id, DUTY, others, returning=returning)
         self._held = tick.held
-        for duty in self.duties:
-            duty.answer(duty.name in tick.granted, asked)
+        if Clock.monotonic() - asked < STALE:
+            for duty in self.duties:
+                duty.answer(duty.name in tick.granted, asked)
+        else:
+            await self._ask_for_others()
         if not tick.held:
             self._missing_since.clear()
             return TICK if tick.next else ASK_EVERY
@@ -167,6 +173,8 @@ class Maintainer:
                 break
         if tick.held_back:
             await self._return_released()
+        elif returning:
+            self._return_at = asked + RETURN_EVERY
         if self._looks and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_around(), name="sampler")
         if self._reindexer is not None and Clock.monotonic() >= self._reindex_at and (
@@ -175,7 +183,7 @@ class Maintainer:
             self._reindex_at = Clock.monotonic() + REINDEX_EVERY
             self._reindexing = asyncio.create_task(self._reindexer.run_once(), name="reindexer")
         await self._tidy()
-        return TICK if next_in is None else min(TICK, max(0.001, next_in))
+        return max(0.001, min(TICK, self._next_verdict(), TICK if next_in is None else next_in))
 
     async def _report(self) -> None:
         """Every node says what its runs take; on this connection, since it needs one so seldom."""
@@ -210,6 +218,11 @@ class Maintainer:
             return []
         gone = [node for node, since in self._missing_since.items() if now - since >= grace]
         return sorted({*silent, *gone} - {self._node.id})
+
+    def _next_verdict(self) -> float:
+        """Seconds until the next of those that are missing has been so for the whole grace."""
+        now, grace = Clock.monotonic(), self._settings.grace
+        return min((left for since in self._missing_since.values() if (left := since + grace - now) > 0), default=TICK)
 
     async def _recover(self) -> None:
         recovered, cancelled, buried, lost = await self._gateway.recover(MOST_CRASHES)

@@ -89,7 +89,8 @@ class Node:
                     log.warning("database.unavailable", node=self.id, error=str(error))
                 await patience.wait()
                 continue
-            held = self._locked and self.lease_deadline > Clock.monotonic()  # an answer that took longer than the lease is none
+            # An answer that took so long that the lease ends before the next one is as good as none.
+            held = self._locked and self.lease_deadline > Clock.monotonic() + self._settings.heartbeat
             await self._pause(self._settings.heartbeat if held else 0.2)
 
     async def run_once(self) -> bool:

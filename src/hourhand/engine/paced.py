@@ -6,6 +6,7 @@ are dead: at every look that would cost more than the work itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -20,9 +21,11 @@ FAILED = 60.0
 
 
 class Paced(Generic[T]):
-    def __init__(self, question: Callable[[], Awaitable[T]], every: float = 0.0) -> None:
+    def __init__(self, question: Callable[[], Awaitable[T]], every: float = 0.0, most: float = math.inf) -> None:
         self._question = question
         self._every = every
+        self._most = most
+        """Seconds that it is put off at most, for what somebody counts on being told in time."""
         self._next = 0.0
         self._look: object = None
         self._answer: T | None = None
@@ -40,8 +43,8 @@ class Paced(Generic[T]):
             except Exception as error:
                 self._answer, self._error = None, error
             took = Clock.monotonic() - began
-            pause = PACE * took if took > QUICK else 0.0
-            self._next = began + took + max(self._every, pause if self._error is None else min(pause, FAILED))
+            pause = min(PACE * took, self._most if self._error is None else FAILED) if took > QUICK else 0.0
+            self._next = began + took + max(self._every, pause)
         if self._error is not None:
             raise self._error
         return self._answer

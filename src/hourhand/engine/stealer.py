@@ -90,6 +90,10 @@ class Stealer:
         self._lives += 1
         self._requests.clear()
 
+    def forget(self) -> None:
+        """Words may have been missed, and with them what others have claimed."""
+        self._quiet = 0
+
     def next_look(self, claims: int) -> float:
         """Monotonic time of the next look; infinity: something has to happen first. `claims` grows with every claim that was
         tried: while nobody claims and nobody has too much, nobody looks but now and then."""

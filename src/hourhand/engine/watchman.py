@@ -57,7 +57,7 @@ class Watchman:
                 changes += await self._alone(name, self._close(name, endings, 0.0, begun))
         return changes
 
-    async def _alone(self, rule: str, work: Awaitable[int]) -> int:
+    async def _alone(self, rule: str, work: Awaitable[int | None]) -> int:
         """The others have nothing to do with what is wrong with one, nor have to wait until it is right again."""
         try:
             changes = await work
@@ -67,13 +67,16 @@ class Watchman:
                 log.error("alert.rule_failed", rule=rule, error=said)
             self._failed.add(rule)
             return 0
+        if changes is None:
+            return 0
         self._failed.discard(rule)
         return changes
 
-    async def _look(self, rule: Rule, standing: set[str], begun: datetime) -> int:
+    async def _look(self, rule: Rule, standing: set[str], begun: datetime) -> int | None:
+        """None: it was not the time to look, and nothing new is known."""
         seen = await self._lookout.find(rule, standing)
         if seen is None:
-            return 0
+            return None
         found, complete = seen
         noted, beyond = admitted(found, standing, rule.limit)
         opened = {}
