@@ -40,6 +40,17 @@ def stamp() -> dict[str, str]:
     }
 
 
+def trees() -> str:
+    """What is measured, and by what; no commit that touches neither makes it another."""
+    return _git("rev-parse", "HEAD:src", "HEAD:benchmarks") + _dirty("src", "benchmarks")
+
+
+def check_unchanged(before: str, path: Path) -> None:
+    """Processes are started from the files as they are then: who changes them meanwhile has measured neither of both."""
+    if trees() != before:
+        raise cut_off("src or benchmarks have changed since it began: nobody knows what was measured", path)
+
+
 def _dirty(*folders: str) -> str:
     return "-dirty" if _git("status", "--porcelain", "--", *folders) else ""
 

@@ -66,6 +66,7 @@ def main() -> None:
 
 def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {"peers": {}}
+    trees = observe.trees()
     with ExitStack() as stack:
         scratch = stack.enter_context(observe.scratch("peers"))
         progress = stack.enter_context(
@@ -87,6 +88,7 @@ def measure(chosen: list[Peer], options: argparse.Namespace) -> None:
                 left = one.left
                 progress.update(task, description=f"{name}, {one.peer.title}, {told_left(left)}")
                 asyncio.run(one.round())
+                observe.check_unchanged(trees, options.results)
                 progress.advance(task, left - one.left)
                 keep(results, one, about, options.results)
                 if not one.left:

@@ -47,12 +47,13 @@ COLUMNS = (
     Column("due 1000", "due", "1,000 due at once: last start after", "s"),
     Column("due 10000", "due", "10,000 due at once: last start after", "s"),
     Column("kill", "kill", "after kill -9, starts elsewhere", "s"),
+    Column("held before", "held", "before a held transaction", "runs/s", True),
     Column("held beside", "held", "beside a held transaction", "runs/s", True),
     Column("held ratio", "held", "share of its rate kept", "", True),
 )
 BARS = {"drain 1": 4, "drain 2": 4, "latency p50": 1, "latency p99": 1, "due 10000": 1}
 """How many there are for a figure."""
-MOST = {column.key for column in COLUMNS if column.most} | {"limit", "held before"}
+MOST = {column.key for column in COLUMNS if column.most} | {"limit"}
 WORDS = {
     "many": "enqueue in bulk", "single": "enqueue one by one", "latency": "enqueue to start", "register": "register schedules",
     "due": "due at once", "kill": "kill -9", "held": "held transaction",
@@ -65,6 +66,8 @@ def _value(results: Results, peer: Peer, column: Column) -> float | str | None:
     measured = results["peers"].get(peer.name, {}).get(column.measure)
     if measured is None:
         return None
+    if (why := peer.cannot(column.measure)) is not None:
+        return why
     value = measured.get(column.key)
     return str(measured["no"]) if value is None and "no" in measured else value
 
@@ -348,7 +351,8 @@ def _notes(results: Results, peer: Peer) -> dict[str, str]:
     for column in COLUMNS:
         remark = f" ({peer.remarks[column.measure]})" if column.measure in peer.remarks else ""
         if isinstance(reason := _value(results, peer, column), str):
-            notes[column.measure] = f"no: {_short(reason)}{remark}"
+            told = reason if reason == peer.cannot(column.measure) else _short(reason)
+            notes[column.measure] = f"no: {told}{remark}"
         elif failed := results["peers"][peer.name].get(column.measure, {}).get("failed"):
             notes[column.measure] = f"{_failures(failed)}{remark}"
         elif results["peers"][peer.name].get(column.measure, {}).get("dry"):

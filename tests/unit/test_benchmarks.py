@@ -104,16 +104,16 @@ def soaked(**after: float) -> list[soak.Sample]:
     ("after", "missed"),
     [
         ({}, set()),
-        ({"done": 899.0}, {"throughput from two minutes after it on, worst half minute"}),
-        ({"claim": 1.11}, {"claim time after it"}),
-        ({"size": 53.0}, {"tables at the end"}),
+        ({"done": 899.0}, {"throughput from two minutes after it on, worst half minute, of before"}),
+        ({"claim": 1.11}, {"claim time after it, of before"}),
+        ({"size": 53.0}, {"tables at the end, of before"}),
     ],
     ids=["as before", "slow", "dear", "large"],
 )
 def test_half_an_hour_is_judged(after: dict[str, float], missed: set[str]) -> None:
     verdict = soak.judge(soaked(**after))
     assert (verdict.before.done, verdict.worst) == (1_000.0, 0.7)
-    assert {what for what, _, good in soak.findings(verdict) if not good} == missed
+    assert {what for what, _, good in soak.findings(verdict, 1_000) if not good} == missed
 
 
 def test_the_worst_half_minute_beside_it_counts() -> None:
@@ -122,15 +122,26 @@ def test_the_worst_half_minute_beside_it_counts() -> None:
         one.done = 500.0
     verdict = soak.judge(samples)
     assert verdict.worst == 0.5
-    assert [what for what, _, good in soak.findings(verdict) if not good] == ["throughput beside it, worst half minute"]
+    assert [what for what, _, good in soak.findings(verdict, 1_000) if not good] == [
+        "throughput beside it, worst half minute, of before"
+    ]
+
+
+@pytest.mark.parametrize("slow", ["asked", "done"])
+def test_a_load_that_is_not_reached_is_missed(slow: str) -> None:
+    samples = soaked()
+    for one in samples:
+        setattr(one, slow, getattr(one, slow) * 0.94)
+    missed = [what for what, _, good in soak.findings(soak.judge(samples), 1_000) if not good]
+    assert missed == ["throughput before it, of the planned"]
 
 
 def test_who_is_back_only_later_is_not_back_in_two_minutes() -> None:
     samples = soaked()
     for one in samples[-30:-24]:
         one.done = 899.0
-    missed = [what for what, _, good in soak.findings(soak.judge(samples)) if not good]
-    assert missed == ["throughput from two minutes after it on, worst half minute"]
+    missed = [what for what, _, good in soak.findings(soak.judge(samples), 1_000) if not good]
+    assert missed == ["throughput from two minutes after it on, worst half minute, of before"]
 
 
 @pytest.mark.parametrize("words", ["--minutes 5", "--minutes 15 --hold 13", "--hold 0"])
@@ -318,6 +329,9 @@ def test_notes_tell_why_not_and_what_failed() -> None:
     measured = {"kill": {"no": "never\nat all"}, "drain": {"drain 1": 5.0, "drain 2": 6.0, "failed": ["late"]}}
     notes = report._notes({"peers": {peer.name: measured}}, peer)
     assert notes == {"kill": "no: never … at all (as it is.)", "due": "so it is.", "drain": "1 of the rounds failed: late"}
+    why = "It cannot.\n" + "For a reason. " * 50
+    notes = report._notes({"peers": {peer.name: measured}}, replace(peer, no={"kill": why}))
+    assert notes["kill"] == f"no: {why} (as it is.)", "as it is told today, and whole"
 
 
 def figures(**changed: float) -> dict[str, object]:
@@ -513,6 +527,18 @@ def test_settings_that_have_changed_since_are_told() -> None:
     measured = {"due": {"adapter": peer.fingerprint()}, "register": {"adapter": "another"}, "many": {}}
     assert report._of_earlier_settings({"peers": {peer.name: measured}}, peer) == ["register schedules", "enqueue in bulk"]
     assert replace(peer, settings="else").fingerprint() != peer.fingerprint()
+
+
+def test_what_was_changed_meanwhile_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of = {"HEAD:src": "a", "HEAD:benchmarks": "b", "--porcelain": ""}
+    monkeypatch.setattr(observe, "_git", lambda *words: " ".join(of.get(word, "") for word in words).strip())
+    before = observe.trees()
+    observe.check_unchanged(before, tmp_path)
+    for changed in of:
+        with monkeypatch.context() as patch:
+            patch.setitem(of, changed, "other")
+            with pytest.raises(SystemExit, match="changed since it began"):
+                observe.check_unchanged(before, tmp_path)
 
 
 def test_what_handlers_did_is_read_from_outside(tmp_path: Path) -> None:
