@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -616,6 +617,31 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> measures.Stage:
     monkeypatch.setattr(one, "ask", lambda verb, count: done.update({1: count}))
     monkeypatch.setattr(kit, "counts", lambda meter: dict(done))
     return one
+
+
+async def test_a_backlog_is_analyzed_before_it_is_drained() -> None:
+    done: list[str] = []
+
+    class Order:
+        peer = field.peers()[1]
+
+        def __getattr__(self, name: str) -> Any:
+            async def call(*words: object) -> None:
+                done.append(name)
+
+            return call
+
+        def working(self, processes: int) -> AbstractContextManager[list[Any]]:
+            return nullcontext([])
+
+        def ask(self, verb: str, count: int) -> None:
+            done.append(verb)
+
+        def done(self) -> int:
+            return 0
+
+    await measures.drain(Order())  # type: ignore[arg-type]
+    assert done == ["fresh", "warm", "enqueue-many", "analyze", "reach", "reach", "finished"] * 2
 
 
 async def test_the_other_worker_need_not_have_done_a_run_to_be_there(stage: measures.Stage) -> None:
