@@ -120,10 +120,10 @@ def verdicts(results: Results, peers: list[Peer], *, whole: bool = False) -> lis
         for whom, among, least in (("peer in Python", in_python, 2.5), ("of all peers", others, 1)):
             if fastest := best(key, among):
                 ratio, peer = own / fastest[0], fastest[1]
-                words = f"{ratio:.1f} times the fastest {whom}, {peer.title} (to reach: {least})"
+                words = f"{ratio:.2f} times the fastest {whom}, {peer.title} (to reach: {least})"
                 judge(key, words, ratio >= least and ratio > 1, peer)
         if graphile := value("graphile_worker", key):
-            words = f"{own / graphile:.1f} times Graphile Worker, which keeps no history (to reach: 1)"
+            words = f"{own / graphile:.2f} times Graphile Worker, which keeps no history (to reach: 1)"
             judge(key, words, own > graphile, by_name["graphile_worker"])
         if limit := results["peers"]["hourhand"]["drain"].get("limit"):
             judge(key, f"{own / limit:.2f} of what plain SQL does with the same tables (to reach: 0.5)", own >= 0.5 * limit)

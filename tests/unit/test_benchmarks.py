@@ -352,12 +352,12 @@ def figures(**changed: float) -> dict[str, object]:
     ("changed", "missed"),
     [
         ({}, []),
-        ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.5 times the fastest peer in Python"]),
-        ({"huey/drain 2": 25.0}, ["drain, two processes: 2.4 times the fastest peer in Python"]),
-        ({"pgboss/drain 1": 50.0}, ["drain, one process: 1.0 times the fastest of all peers, pg-boss"]),
+        ({"pgqueuer/drain 1": 20.1}, ["drain, one process: 2.49 times the fastest peer in Python"]),
+        ({"huey/drain 2": 25.0}, ["drain, two processes: 2.40 times the fastest peer in Python"]),
+        ({"pgboss/drain 1": 50.0}, ["drain, one process: 1.00 times the fastest of all peers, pg-boss"]),
         (
             {"graphile_worker/drain 2": 61.0},
-            ["drain, two processes: 1.0 times the fastest of all", "drain, two processes: 1.0 times Graphile Worker"],
+            ["drain, two processes: 1.00 times the fastest of all", "drain, two processes: 1.00 times Graphile Worker"],
         ),
         ({"hourhand/limit": 110.0}, ["drain, one process: 0.45 of what plain SQL does"]),
         ({"pgqueuer/latency p50": 1.9}, ["enqueue to start, p50: 1.05 of the soonest"]),
@@ -503,10 +503,10 @@ def test_figures_of_several_runs_are_told_apart() -> None:
         told["peers"][name]["drain"]["run"] = when  # type: ignore[index]
     apart = {one.said.partition(" (")[0] for one in report.verdicts(told, field.peers()) if one.said.endswith("measured apart")}
     assert apart == {
-        "drain, one process: 1.2 times the fastest of all peers, Graphile Worker",
-        "drain, two processes: 1.3 times the fastest of all peers, Graphile Worker",
-        "drain, one process: 1.2 times Graphile Worker, which keeps no history",
-        "drain, two processes: 1.3 times Graphile Worker, which keeps no history",
+        "drain, one process: 1.25 times the fastest of all peers, Graphile Worker",
+        "drain, two processes: 1.33 times the fastest of all peers, Graphile Worker",
+        "drain, one process: 1.25 times Graphile Worker, which keeps no history",
+        "drain, two processes: 1.33 times Graphile Worker, which keeps no history",
     }
 
 
