@@ -45,37 +45,36 @@ FEED_AT_ONCE = 1_000
 BULK_SECONDS = 2.0
 
 
-class _Counter:
-    """How many runs this process has done, in a file that others map. One for each process, also after a fork."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        path = METER / f"count-{os.getsid(0)}-{self.pid}"
-        # Under another name until it has its 8 bytes: whoever finds it can read it.
-        fresh = path.with_name(f"new-{path.name}")
-        fresh.write_bytes(bytes(8))
-        fresh.rename(path)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
-        self._value = 0
-
-    def add(self, runs: int = 1) -> None:
-        self._value += runs
-        struct.pack_into("<Q", self._map, 0, self._value)
-
-
-_counter: _Counter | None = None
+_count: memoryview | None = None
 _making = threading.Lock()
+
+
+def _counter() -> memoryview:
+    """How many runs this process has done, in a file that others map. One for each process, also after a fork."""
+    global _count
+    with _making:
+        if _count is None:
+            path = METER / f"count-{os.getsid(0)}-{os.getpid()}"
+            # Under another name until it has its 8 bytes: whoever finds it can read it.
+            fresh = path.with_name(f"new-{path.name}")
+            fresh.write_bytes(bytes(8))
+            fresh.rename(path)
+            with path.open("r+b") as file:
+                _count = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+    return _count
+
+
+def _forget() -> None:
+    global _count, _making
+    _count, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def noop(n: int = 0) -> None:
     """Counted; nothing else. Peers that run handlers in several threads must hold a lock around it."""
-    global _counter
-    if _counter is None or _counter.pid != os.getpid():
-        with _making:
-            if _counter is None or _counter.pid != os.getpid():
-                _counter = _Counter()
-    _counter.add()
+    (_count or _counter())[0] += 1
 
 
 def stamp(n: int) -> None:
