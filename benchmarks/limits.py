@@ -42,8 +42,8 @@ async def drain_limit(url: str, schema: str, lane: int, runs: int) -> float:
             low = max((row[0] for row in rows), default=0)
             stamp = [time.time()] * len(rows)
             ids, tokens = [row[1] for row in rows], [row[2] for row in rows]
-            finished = await link.fetch(statements["finish"], node, ids, tokens, stamp, stamp, None, None, None, None, None)
-            done += len(finished)
+            finished = await link.execute(statements["finish_plain"], node, ids, tokens, stamp, stamp)
+            done += int(finished.split()[-1])
 
     began = time.perf_counter()
     done = sum(await asyncio.gather(*(one(link, node) for link, node in zip(links, nodes, strict=True))))

@@ -207,10 +207,8 @@ async def show_queue_plans(url: str, sql: asyncpg.Connection, console: Console) 
     async with undone(url) as link:
         await show_plan(console, link, "claim", [lane], [10_000_000], [PLANNED], node, 1)
         rows = await link.fetch(f"SELECT run_id, token FROM {SCHEMA}.running WHERE worker_id = $1 AND run_id >= 10000000", node)
-        stamps, nothing = [time.time()] * len(rows), (None,) * 5
-        await show_plan(
-            console, link, "finish", node, [row[0] for row in rows], [row[1] for row in rows], stamps, stamps, *nothing
-        )
+        stamps = [time.time()] * len(rows)
+        await show_plan(console, link, "finish_plain", node, [row[0] for row in rows], [row[1] for row in rows], stamps, stamps)
 
 
 async def show_firing_plan(url: str, sql: asyncpg.Connection, console: Console) -> None:

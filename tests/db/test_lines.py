@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -16,6 +17,7 @@ import structlog
 
 from hourhand import Context, Hourhand, Retry
 from hourhand.core.clock import Clock
+from hourhand.core.context import Support
 from hourhand.core.errors import DatabaseUnavailable, InvalidOption, StatementRefused, UnknownRun
 from hourhand.core.lines import MAX_FIELDS, MAX_TEXT
 from hourhand.engine import scribe as scribe_module
@@ -258,9 +260,8 @@ class Unreliable:
 
 
 def speaker(run: int, scribe: Scribe) -> Context:
-    return Context(
-        run, None, "talk", datetime(2030, 1, 1, tzinfo=UTC), 1, None, lambda run, data: None, give_pen=scribe.pen
-    )  # fmt: skip
+    claim = SimpleNamespace(run_number=run, task="talk", scheduled_at=datetime(2030, 1, 1, tzinfo=UTC), attempt=0)
+    return Context(claim, Support(lambda run, data: None, give_pen=scribe.pen))
 
 
 async def test_no_line_is_lost_or_doubled_when_the_database_is_away_for_a_moment(

@@ -63,7 +63,7 @@ async def test_a_worker_tells_what_its_runs_came_to(app: Hourhand) -> None:
     assert 0 <= scrape.value("hourhand_lease_age_seconds") < 60
     assert scrape.value("hourhand_database_round_trips_total", statement="claim") >= 5
     assert scrape.value("hourhand_database_round_trips_total", statement="heartbeat") >= 1
-    assert scrape.value("hourhand_database_round_trip_seconds_total", statement="finish") > 0
+    assert scrape.value("hourhand_database_round_trip_seconds_total", statement="finish_plain") > 0
     assert scrape.sum("hourhand_database_failures_total") == 0
     assert scrape.sum("hourhand_node_info", kind="worker", node=str(worker.node.id)) == 1
 

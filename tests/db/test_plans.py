@@ -45,6 +45,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | tuple[str, ...]]]] = {
         },
     ),
     "finish": (f"{HELD}, '{{1,1}}', '{{1,1}}', NULL, NULL, NULL, NULL, NULL", OWN_CLAIM),
+    "finish_plain": (f"{HELD}, '{{1,1}}', '{{1,1}}'", OWN_CLAIM),
     "finish_once": ("7, 100, 1, 'ab', 1, NULL, NULL, NULL", OWN_CLAIM),
     "retry": (f"{HELD}, '{{1,1}}', '{{1,1}}', NULL", OWN_CLAIM),
     "bury": (f"{HELD}, '{{1,1}}', NULL, NULL", OWN_CLAIM),

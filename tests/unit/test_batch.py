@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from hourhand import BatchContext, Context, Hourhand
 from hourhand.core.batch import outcomes
+from hourhand.core.context import Support
 from hourhand.core.errors import BatchMismatch, ConfigurationError, InvalidPayload, PayloadMismatch
 from hourhand.core.task import define_task
 from hourhand.targets.python import direct_call
@@ -146,7 +148,7 @@ async def test_called_alone_it_is_a_batch_of_one() -> None:
         return await call_next()
 
     call = direct_call(define_task(handle, batch=5), [middleware], None)  # type: ignore[arg-type]
-    context = Context(1, None, "handle", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+    context = Context(SimpleNamespace(task="handle"), Support(lambda *_: None))
     answers: list[Any] = [None, ["done"], [KeyError("own")], ["one", "too many"]]
     assert await call(context, '{"url":"a"}') is None
     assert seen == [BatchContext, (context, [Document("a")])]
@@ -158,7 +160,7 @@ async def test_called_alone_it_is_a_batch_of_one() -> None:
 
 
 def test_what_belongs_to_a_run_is_with_its_item() -> None:
-    contexts = [Context(n, None, "index", None, 1, None, lambda *_: None, "the state") for n in (1, 2)]  # type: ignore[arg-type]
+    contexts = [Context(SimpleNamespace(task="index"), Support(lambda *_: None, "the state")) for _ in range(2)]
     ctx = BatchContext(contexts)
     assert (ctx.task, ctx.state, len(ctx.items)) == ("index", "the state", 2)
     with pytest.raises(AttributeError, match=r"ctx\.items\[0\]\.run_id"):

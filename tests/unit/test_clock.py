@@ -6,14 +6,13 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from hourhand.core import clock as module
 from hourhand.core.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock whose machine stands at 1,000 seconds."""
-    monkeypatch.setattr(module.time, "time", lambda: 1_000.0)
+    monkeypatch.setattr(Clock, "machine", staticmethod(lambda: 1_000.0))
     return Clock()
 
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hourhand.core.errors import ConfigurationError
 from hourhand.core.histogram import BOUNDS
@@ -23,7 +25,7 @@ START = NOW.timestamp()
 
 def claim(task: str = "mail", queue: str = "default", *, attempt: int = 0, crashes: int = 0, **more: Any) -> Any:
     known = {"errors": None, "options": None, **more}
-    return SimpleNamespace(task=task, queue=queue, lane=5, attempt=attempt, crashes=crashes, scheduled_at=NOW, **known)
+    return SimpleNamespace(task=task, queue=queue, lane=5, attempt=attempt, crashes=crashes, scheduled=START, **known)
 
 
 def scraped(measures: Measures) -> Scrape:
@@ -48,6 +50,20 @@ def test_runs_by_task_queue_status_and_attempt() -> None:
         ("default", "dead", "4+"): 3,
         ("other-queue", "expired", "1"): 1,
     }
+
+
+@given(st.lists(st.tuples(st.floats(-5, 2_000), st.floats(0, 2_000), st.sampled_from([{}, {"attempt": 1}, {"crashes": 1}, {"errors": [{}]},
+       {"options": {"by_hand": "backfilled"}}, {"options": {"timeout": 9}}])), min_size=1))  # fmt: skip
+def test_many_at_once_come_to_the_same_as_one_by_one(runs: list[tuple[float, float, dict[str, Any]]]) -> None:
+    together, apart = Measures(), Measures()
+    ended = [(claim(**more), START + late, START + late + took) for late, took, more in runs]
+    together.succeeded(ended)
+    for one, started, finished in ended:
+        apart.ended(one, "succeeded", started, finished)
+    (many,), (few,) = together, apart
+    assert (many.first_successes, many.others) == (few.first_successes, few.others)
+    assert (many.durations, many.lateness, many.latest) == (few.durations, few.lateness, few.latest)
+    assert (many.seconds, many.late) == pytest.approx((few.seconds, few.late))
 
 
 def test_histograms_are_sums_from_below() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hourhand.core.histogram import BOUNDS, CLASSES, class_of, quantile
+from hourhand.core.histogram import BOUNDS, CLASSES, class_of, quantile, tally
 
 
 def counts(values: list[float]) -> list[int]:
@@ -38,3 +38,8 @@ def test_a_quantile_is_in_the_class_of_the_real_one(values: list[float], share: 
 
 def test_evenly_filled() -> None:
     assert quantile(counts([0.75] * 100), 0.5) == pytest.approx(0.75)
+
+
+@given(st.lists(st.floats(-10, 4_000) | st.sampled_from(BOUNDS)))
+def test_many_are_counted_as_each_would_be(seconds: list[float]) -> None:
+    assert tally(seconds) == counts(seconds)

@@ -192,7 +192,7 @@ def test_a_provider_that_is_set_later_is_found() -> None:
 def made(number: int = 7, **more: Any) -> Any:
     claim = SimpleNamespace(
         run_number=number, job_number=3, task="report", queue="default", attempt=0, options=None, errors=None,
-        scheduled_at=datetime(2030, 1, 1, tzinfo=UTC),
+        scheduled_at=datetime(2030, 1, 1, tzinfo=UTC), scheduled=datetime(2030, 1, 1, tzinfo=UTC).timestamp(),
     )  # fmt: skip
     claim.__dict__.update(more)
     return SimpleNamespace(claim=claim, attempt=None)

@@ -14,6 +14,10 @@ from datetime import UTC, datetime
 class Clock:
     __slots__ = ("skew",)
 
+    machine = staticmethod(time.time)
+    """Seconds since the epoch, as this machine counts them."""
+    monotonic = staticmethod(time.monotonic)
+
     def __init__(self) -> None:
         self.skew = 0.0
         """Seconds by which this machine is ahead of the database."""
@@ -32,11 +36,3 @@ class Clock:
         skew = middle - database_now
         # Within the error of the measurement the clocks agree; do not chase noise.
         self.skew = 0.0 if abs(skew) <= half_trip else skew
-
-    @staticmethod
-    def machine() -> float:
-        return time.time()
-
-    @staticmethod
-    def monotonic() -> float:
-        return time.monotonic()

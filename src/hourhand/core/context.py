@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -36,41 +36,60 @@ class Office(Protocol):
     def once_sync(self, context: Context, name: str, make: Callable[[], Any]) -> Any: ...
 
 
+class Support(NamedTuple):
+    """What the engine does for all the handlers of a process."""
+
+    report: Report
+    state: Any = None
+    office: Office | None = None
+    give_pen: Callable[[Context], Pen] | None = None
+
+
 class Context:
     """The first argument of a handler that asks for it.
 
-    Everything here may be called from an async handler, a thread, or a child process.
+    Everything here may be called from an async handler, a thread, or a child process. One is made for every run, asked for or not,
+    so it holds little more than the claim, which knows the rest.
     """
 
-    def __init__(
-        self,
-        run_number: int,
-        job_number: int | None,
-        task: str,
-        scheduled_at: datetime,
-        attempt: int,
-        claim: Any,
-        report: Report,
-        state: Any = None,
-        office: Office | None = None,
-        give_pen: Callable[[Context], Pen] | None = None,
-    ) -> None:
-        self.run_number = run_number
-        self.job_number = job_number
-        self.task = task
-        self.scheduled_at = scheduled_at
-        """The instant this run is for, aware, in UTC. The same over all retries."""
-        self.attempt = attempt
-        """1 for the first attempt."""
+    __slots__ = ("__dict__", "_cancelled", "_pen", "_support", "claim", "patience")
+
+    def __init__(self, claim: Any, support: Support) -> None:
         self.claim = claim
-        self.state = state
-        """The app's `state`: what its start-up hooks opened."""
-        self._report = report
-        self._office = office
-        self._give_pen = give_pen
+        self._support = support
         self.patience = 0.0
         """Seconds that it asks for, once it was told to stop, beyond what everybody gets."""
+        self._pen: Pen | None = None
         self._cancelled: threading.Event | None = None
+
+    @property
+    def run_number(self) -> int:
+        return int(self.claim.run_number)
+
+    @property
+    def job_number(self) -> int | None:
+        number: int | None = self.claim.job_number
+        return number
+
+    @property
+    def task(self) -> str:
+        return str(self.claim.task)
+
+    @property
+    def scheduled_at(self) -> datetime:
+        """The instant this run is for, aware, in UTC. The same over all retries."""
+        instant: datetime = self.claim.scheduled_at
+        return instant
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return int(self.claim.attempt) + 1
+
+    @property
+    def state(self) -> Any:
+        """The app's `state`: what its start-up hooks opened."""
+        return self._support.state
 
     @property
     def run_id(self) -> str:
@@ -108,14 +127,17 @@ class Context:
         names = {"job_id": self.job_id, "job": kept.get("job"), "task": self.task, "run_id": self.run_id}
         return render(kept["template"], kept["timezone"], self.scheduled_at, names, msgspec.json.decode(self.claim.payload))
 
-    @cached_property
+    @property
     def pen(self) -> Pen:
         """What writes the lines of this attempt. Made on demand: most runs say nothing."""
-        return Pen(0, lambda line: None) if self._give_pen is None else self._give_pen(self)
+        if self._pen is None:
+            give = self._support.give_pen
+            self._pen = Pen(0, lambda line: None) if give is None else give(self)
+        return self._pen
 
     @property
     def spoke(self) -> bool:
-        return "pen" in self.__dict__ and self.pen.used
+        return self._pen is not None and self._pen.used
 
     @cached_property
     def log(self) -> Any:
@@ -144,7 +166,7 @@ class Context:
     def progress(self, value: float | int | None = None, message: str | None = None, **data: Any) -> None:
         """Show how far the run is: a share (0.4), a word, any further fields. Cheap; written once a second."""
         report = {**({} if value is None else {"value": value}), **({"message": message} if message else {})}
-        self._report(self.run_number, {**report, **data})
+        self._support.report(self.run_number, {**report, **data})
 
     def transaction(self, source: Any = None, *, isolation: str | None = None) -> Any:
         """The transaction in which an exactly-once run writes: `async with ctx.transaction() as connection` is an asyncpg
@@ -177,9 +199,9 @@ class Context:
         return result
 
     def _opened(self) -> Office:
-        if self._office is None:
+        if self._support.office is None:
             raise ConfigurationError("steps are kept in the database, and this context has none: it was made by hand")
-        return self._office
+        return self._support.office
 
     def _watch(self) -> threading.Event:
         """The flag behind `cancelled`, made on demand: most runs never need one."""

@@ -10,7 +10,7 @@ and each then runs alone.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -33,13 +33,13 @@ log = structlog.get_logger("hourhand.executor")
 _YIELD_EVERY = 100
 
 
-class Member(Active):
+class Member(Active, eq=False):
     """A run that is called together with others."""
 
-    __slots__ = ("described", "group")
-    described: dict[str, Any]
+    described: dict[str, Any] | None = None
     """Its error as it is kept, where several of them have the same one."""
-    group: Group
+    group: Group = cast("Group", None)
+    """Set as soon as there is one."""
 
     @property
     def whole(self) -> Group:

@@ -6,6 +6,7 @@ Counts of everything, and the newest few runs by name: one short message a secon
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,8 +20,6 @@ _LONGEST = 7_500
 
 class Bulletin:
     def __init__(self) -> None:
-        self.successes = 0
-        """Counted by whoever has them, without a call: there may be very many."""
         self.newest: deque[tuple[Claim, str]] = deque(maxlen=NAMED)
         self._counts: Counter[str] = Counter()
 
@@ -28,12 +27,16 @@ class Bulletin:
         self._counts[status] += 1
         self.newest.append((claim, status))
 
+    def succeeded(self, newest: Sequence[Claim], count: int) -> None:
+        """Many at once, of which only the newest are of interest."""
+        self._counts["succeeded"] += count
+        self.newest.extend((claim, "succeeded") for claim in newest)
+
     def take(self, node: int) -> str | None:
         """The message, and a fresh start; None: nothing has happened."""
-        counts, newest = {**({"succeeded": self.successes} if self.successes else {}), **self._counts}, list(self.newest)
+        counts, newest = dict(self._counts), list(self.newest)
         if not counts:
             return None
-        self.successes = 0
         self._counts.clear()
         self.newest.clear()
         while True:

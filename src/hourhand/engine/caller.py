@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from hourhand.core.context import Context
 from hourhand.core.errors import ClaimLost
@@ -29,12 +32,17 @@ _RECORD = 5.0
 class Handler:
     """A task, ready to be called here; and how long its runs took since that was last reported."""
 
-    __slots__ = ("batch", "call", "call_batch", "definition", "delivery", "in_thread", "isolated", "runs", "seconds", "squares")
+    __slots__ = (
+        "batch", "call", "call_batch", "definition", "delivery", "in_thread", "isolated", "light", "runs", "seconds", "squares",
+        "timeout",
+    )  # fmt: skip
 
     def __init__(self, definition: TaskDefinition, registry: Registry, threads: Threads) -> None:
         self.definition = definition
         self.delivery = definition.delivery
         self.isolated = definition.isolation == "process"
+        self.light = definition.light
+        self.timeout = definition.timeout
         self.in_thread = not definition.is_async and not self.isolated
         self.call: Call = direct_call(definition, registry.middleware, threads.run)
         self.batch = definition.batch or 0
@@ -44,10 +52,11 @@ class Handler:
             self.call_batch = batch_call(definition, registry.middleware, threads.run)
         self.runs, self.seconds, self.squares = 0, 0.0, 0.0
 
-    def took(self, seconds: float) -> None:
-        self.runs += 1
-        self.seconds += seconds
-        self.squares += seconds * seconds
+    def took(self, seconds: Sequence[float]) -> None:
+        """Each of these runs."""
+        self.runs += len(seconds)
+        self.seconds += sum(seconds)
+        self.squares += sum([one * one for one in seconds])
 
     def facts(self) -> tuple[str, float | None, float, float, float]:
         """What there is to report, once: name, timeout, and the number, mean and variance of durations."""
@@ -57,39 +66,32 @@ class Handler:
         return self.definition.name, self.definition.timeout, float(runs), mean, variance
 
 
-class Active:
+class Active(msgspec.Struct, eq=False):
     """A handler that is being executed, and why it was told to stop, if it was."""
 
-    __slots__ = (
-        "apart", "attempt", "begun", "cause", "claim", "closing", "context", "delivery", "handler", "in_thread", "left_behind",
-        "reason", "started", "task", "timeout", "transaction",
-    )  # fmt: skip
+    claim: Claim
+    context: Context
+    handler: Handler
+    task: asyncio.Task[None]
+    started: float
+    apart: bool
+    """In a child process."""
+    timeout: float | None
+    delivery: str
+    begun: bool = False
+    """On record as begun, so that it must not begin again."""
+    closing: bool = False
+    """Its transaction is being committed or undone: what comes now comes too late."""
+    left_behind: bool = False
+    transaction: RunTransaction | None = None
+    cause: str | None = None
+    reason: str | None = None
+    attempt: Attempt | None = None
+    """Its span, where runs are traced."""
 
-    def __init__(
-        self, claim: Claim, context: Context, handler: Handler, task: asyncio.Task[None], started: float, apart: bool
-    ) -> None:
-        self.claim = claim
-        self.context = context
-        self.handler = handler
-        self.task = task
-        self.started = started
-        self.apart = apart
-        """In a child process."""
-        self.in_thread = handler.in_thread and not apart
-        self.timeout, self.delivery = handler.definition.timeout, handler.delivery
-        if claim.options is not None:
-            self.timeout = claim.options.get("timeout", self.timeout)
-            self.delivery = claim.options.get("delivery", self.delivery)
-        self.begun = False
-        """On record as begun, so that it must not begin again."""
-        self.closing = False
-        """Its transaction is being committed or undone: what comes now comes too late."""
-        self.left_behind = False
-        self.transaction: RunTransaction | None = None
-        self.cause: str | None = None
-        self.reason: str | None = None
-        self.attempt: Attempt | None = None
-        """Its span, where runs are traced."""
+    @property
+    def in_thread(self) -> bool:
+        return self.handler.in_thread and not self.apart
 
     @property
     def onward(self) -> str | None:

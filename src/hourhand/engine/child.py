@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from hourhand.core.context import RUN, Context
+from hourhand.core.context import RUN, Context, Support
 from hourhand.core.errors import Cancelled, PermanentFailure, RetryAfter
 from hourhand.core.failure import MAX_MESSAGE, MAX_TRACEBACK
 from hourhand.core.lines import Line, Pen
@@ -113,12 +113,16 @@ class Desk:
 
 async def execute(registry: Registry, order: dict[str, Any], pipe: Pipe, desk: Desk) -> dict[str, Any]:
     definition, secrecy = registry.everything()[order["task"]], Secrecy(registry, desk.settings.secret_names)
-    claim = SimpleNamespace(**{name: order[name] for name in ("queue", "tags", "token", "worker", "options", "payload")})
-    context = Context(
-        order["run"], order["job"], order["task"], datetime.fromisoformat(order["scheduled_at"]), order["attempt"], claim,
+    claim = SimpleNamespace(
+        run_number=order["run"], job_number=order["job"], scheduled_at=datetime.fromisoformat(order["scheduled_at"]),
+        attempt=order["attempt"] - 1,
+        **{name: order[name] for name in ("task", "queue", "tags", "token", "worker", "options", "payload")},
+    )  # fmt: skip
+    support = Support(
         lambda _run, data: pipe.report(data), registry.state, desk,
         lambda context: Pen(desk.settings.log_lines, lambda line: pipe.say(context, line), secrecy.clean(claim, context.task)),
     )  # fmt: skip
+    context = Context(claim, support)
     # In a thread, as in a worker: what a blocking handler may do there, it may do here.
     call = direct_call(definition, registry.middleware, asyncio.to_thread)
     limit_memory(order["memory"])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection
+from operator import attrgetter
 
 import structlog
 
@@ -57,6 +59,7 @@ class Claimer:
         self._parked = False
         self._probation = False
         self._wake = asyncio.Event()
+        self._claiming = False
         self._next_survey = 0.0
         self._doubt_until = 0.0
         self._rate = 0.0
@@ -104,6 +107,9 @@ class Claimer:
             self._admitter.open.add(int(lane))
 
     def hungry(self) -> None:
+        # Nearly every run of a busy worker comes here: not while the claimer is at it, or has been woken for it.
+        if self._executor.deque and not self._probation and (self._claiming or self._wake.is_set()):
+            return
         idle = self.stealer.hungry()
         if not self._wake.is_set() and (idle or self._lanes or self._parked or self._probation or self._admitter.pending):
             self._wake.set()
@@ -237,17 +243,18 @@ class Claimer:
         began = Clock.monotonic()
         lows = [self._mark(lane).start(began) for lane in lanes]
         node = self._node.id
-        claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names, self._admitter.rules.version)
+        self._claiming = True
+        try:
+            claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names, self._admitter.rules.version)
+        finally:
+            self._claiming = False
         ended = Clock.monotonic()
         self._count(claims)
         if node != self._node.id:
             return 0  # they were claimed by an incarnation that has been declared dead; others have them now
-        claims.sort(key=_place)
-        last: dict[int, int] = {}
-        counts = dict.fromkeys(lanes, 0)
-        for claim in claims:
-            last[claim.lane] = claim.seq
-            counts[claim.lane] += 1
+        claims.sort(key=attrgetter("seq"))
+        last = {claim.lane: claim.seq for claim in claims}
+        counts = Counter(map(attrgetter("lane"), claims))
         for lane, low, limit in zip(lanes, lows, limits, strict=True):
             mark = self._mark(lane)
             if low == 0:
@@ -262,7 +269,7 @@ class Claimer:
             few, claims = by_priority(claims, self._executor.concurrency)
             await self._deliver(few, first=True)
         await self._deliver(claims)
-        return sum(counts.values())
+        return counts.total()
 
     async def _claim_parked(self, want: int, *, probation: bool = False) -> int:
         if probation:
@@ -323,7 +330,7 @@ class Claimer:
         if now < self._doubt_until:
             strays = await self._gateway.hand_back_strays(self._node.id, [*self._executor.known(), *self._completer.known()])
             if strays:
-                log.warning("claims.strays", runs=len(strays), meaning="claimed just as the connection was lost; handed back")
+                log.warning("claims.strays", runs=strays, meaning="claimed just as the connection was lost; handed back")
         else:
             await self.stealer.adopt()
 
@@ -396,10 +403,6 @@ class Claimer:
             until = min(until, self.stealer.next_look(self.claims))
         if await heard(self._wake, max(0.0, until - now)):
             self._wake.clear()
-
-
-def _place(claim: Claim) -> int:
-    return claim.seq
 
 
 def by_priority(claims: list[Claim], few: int) -> tuple[list[Claim], list[Claim]]:

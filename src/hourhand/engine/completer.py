@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from hourhand.core.errors import DatabaseUnavailable, LockTimeout, StatementRefused
-from hourhand.engine.bulletin import Bulletin
+from hourhand.engine.bulletin import NAMED, Bulletin
+from hourhand.engine.caller import Active, Handler
 from hourhand.engine.measures import Measures
 from hourhand.storage.database import Patience
 from hourhand.storage.queue import Claim, QueueGateway
@@ -23,7 +24,9 @@ from hourhand.storage.queue import Claim, QueueGateway
 log = structlog.get_logger("hourhand.completer")
 LOCK_TIMEOUT = 0.5
 """How long an outcome waits for somebody's open transaction before it lets others go first."""
-Write = Callable[[int, list[Any]], Awaitable[list[int]]]
+Write = Callable[[int, list[Any]], Awaitable[int]]
+Success = tuple[Handler, Claim, float, float, str | None]
+"""Whose, which run, when it started and ended, and its result."""
 
 
 class Batch:
@@ -31,6 +34,8 @@ class Batch:
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
+        self.successes: list[Success] = []
+        """Plain ones, as they come: when each ended, and its result. They join the columns when those are written."""
         self.runs: list[int] = []
         self.tokens: list[int] = []
         self.started: list[float | None] = []
@@ -48,11 +53,19 @@ class Batch:
         """Where the ends of which make room."""
 
     def __len__(self) -> int:
-        return len(self.runs) + len(self.retries) + len(self.deaths) + len(self.returns) + len(self.strangers)
+        ended, left = len(self.successes) + len(self.runs), len(self.returns) + len(self.strangers)
+        return ended + len(self.retries) + len(self.deaths) + left
 
     def known(self) -> list[int]:
         parts = (self.retries, self.deaths, self.returns, self.strangers)
-        return [*self.runs, *(one[0] for part in parts for one in part)]
+        plain = (one[1].run_number for one in self.successes)
+        return [*plain, *self.runs, *(one[0] for part in parts for one in part)]
+
+    def note(self, claim: Claim) -> None:
+        if claim.alone:
+            self.alone.add(claim.run_number)
+        if claim.gates:
+            self.gates[claim.run_number] = claim.gates
 
     def only(self, places: list[int]) -> Batch:
         """Some of the endings."""
@@ -100,18 +113,9 @@ class Completer:
     def _batches(self) -> list[Batch]:
         return [*self._waiting, *self._postponed, self._batch, *([self._flushing] if self._flushing else [])]
 
-    def succeed(self, claim: Claim, started: float, finished: float, result: str | None) -> None:
-        batch = self._batch
-        batch.runs.append(claim.run_number)
-        batch.tokens.append(claim.token)
-        batch.started.append(started)
-        batch.finished.append(finished)
-        batch.results.append(result)
-        self.bulletin.successes += 1
-        self.bulletin.newest.append((claim, "succeeded"))
-        self.measures.ended(claim, "succeeded", started, finished)
-        if claim.marked:
-            self._note(claim)
+    def succeed(self, active: Active, finished: float, result: str | None) -> None:
+        """A plain success: by far the most, so nothing is done with it here that can be done with many at once."""
+        self._batch.successes.append((active.handler, active.claim, active.started, finished, result))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -131,38 +135,32 @@ class Completer:
             batch.onward[claim.run_number] = onward
         self.bulletin.note(claim, outcome)
         self.measures.ended(claim, outcome, started, finished)
-        self._note(claim)
+        self._batch.note(claim)
         self._wake.set()
 
     def retry(self, claim: Claim, delay: float, started: float, errors: Any) -> None:
         self._batch.retries.append((claim.run_number, claim.token, delay, started, _json(errors) or "[]"))
         self.bulletin.note(claim, "delayed")
         self.measures.ended(claim, "failed", started)
-        self._note(claim)
+        self._batch.note(claim)
         self._wake.set()
 
     def bury(self, claim: Claim, started: float | None, errors: Any, reason: str) -> None:
         self._batch.deaths.append((claim.run_number, claim.token, started, _json(errors), reason))
         self.bulletin.note(claim, "dead")
         self.measures.ended(claim, "dead", started)
-        self._note(claim)
+        self._batch.note(claim)
         self._wake.set()
-
-    def _note(self, claim: Claim) -> None:
-        if claim.alone:
-            self._batch.alone.add(claim.run_number)
-        if claim.gates:
-            self._batch.gates[claim.run_number] = claim.gates
 
     def hand_back(self, claim: Claim) -> None:
         self._batch.returns.append((claim.run_number, claim.token))
-        self._note(claim)
+        self._batch.note(claim)
         self._wake.set()
 
     def park(self, claim: Claim, hold: int | None = None) -> None:
         """Set aside: its task is not known here, or it is held back."""
         self._batch.strangers.append((claim.run_number, claim.token, hold))
-        self._note(claim)
+        self._batch.note(claim)
         self._wake.set()
 
     async def run(self) -> None:
@@ -208,15 +206,36 @@ class Completer:
     async def close(self) -> None:
         await self._gateway.close()
 
+    def _gather(self, batch: Batch) -> None:
+        """Count the plain successes, and put them into the columns."""
+        successes, batch.successes = batch.successes, []
+        _, claims, started, finished, results = zip(*successes, strict=True)
+        batch.runs += [claim.run_number for claim in claims]
+        batch.tokens += [claim.token for claim in claims]
+        batch.started += started
+        batch.finished += finished
+        batch.results += results
+        for claim in [claim for claim in claims if claim.marked]:
+            batch.note(claim)
+        self.bulletin.succeeded(claims[-NAMED:], len(claims))
+        alike: dict[tuple[Handler, str], list[Success]] = {}
+        for one in successes:
+            alike.setdefault((one[0], one[1].queue), []).append(one)
+        for (handler, _), members in alike.items():
+            handler.took([finished - started for _, _, started, finished, _ in members])
+            self.measures.succeeded([one[1:4] for one in members])
+
     async def _flush(self, batch: Batch, again: bool) -> None:
         worker, gateway = batch.worker, self._gateway
+        if batch.successes:
+            self._gather(batch)
         # Each part is forgotten as soon as it is written, so a retry repeats only the rest.
         if batch.runs:
-            accepted, tried = [], []
+            accepted = tried = 0
             for part in self._parts(batch):
                 try:
                     accepted += await self._finish(part)
-                    tried += part.runs
+                    tried += len(part.runs)
                 except LockTimeout:
                     # Of the batch itself a copy: what is in it is about to be forgotten.
                     self._postpone(batch, batch.only(list(range(len(batch.runs)))) if part is batch else part)
@@ -236,7 +255,7 @@ class Completer:
             batch.returns = []
         if batch.strangers:
             runs, tokens, holds = _columns(batch.strangers)
-            self._count(runs, await gateway.park(worker, runs, tokens, holds), again, worker, 0)
+            self._count(len(runs), await gateway.park(worker, runs, tokens, holds), again, worker, 0)
             batch.strangers = []
         if batch.gates and not self.on_freed({gate for gates in batch.gates.values() for gate in gates}):
             await gateway.notify(["g"])
@@ -256,28 +275,28 @@ class Completer:
         self._postponed.append(part)
         asyncio.get_running_loop().call_later(LOCK_TIMEOUT, self._wake.set)
 
-    async def _in_parts(self, write: Write, batch: Batch, kind: str) -> tuple[list[int], list[int]]:
-        """Which runs were tried, and which of them the database took."""
+    async def _in_parts(self, write: Write, batch: Batch, kind: str) -> tuple[int, int]:
+        """How many runs were tried, and how many of them the database took."""
         rows = getattr(batch, kind)
         together = [row for row in rows if row[0] not in batch.alone]
-        tried = [row[0] for row in together]
-        accepted = await self._one_by_one(write, batch.worker, together) if together else []
+        tried = len(together)
+        accepted = await self._one_by_one(write, batch.worker, together) if together else 0
         for row in (row for row in rows if row[0] in batch.alone):
             try:
                 accepted += await self._one_by_one(write, batch.worker, [row])
-                tried.append(row[0])
+                tried += 1
             except LockTimeout:
                 part = Batch(batch.worker)
                 setattr(part, kind, [row])
                 self._postpone(batch, part)
         return tried, accepted
 
-    async def _finish(self, batch: Batch) -> list[int]:
+    async def _finish(self, batch: Batch) -> int:
         try:
             return await self._finish_all(batch)
         except StatementRefused as error:
             # One result that PostgreSQL cannot store must not hold up the others.
-            accepted: list[int] = []
+            accepted = 0
             for place, run in enumerate(batch.runs):
                 one = batch.only([place])
                 try:
@@ -288,7 +307,9 @@ class Completer:
                     accepted += await self._finish_all(one)
             return accepted
 
-    async def _finish_all(self, batch: Batch) -> list[int]:
+    async def _finish_all(self, batch: Batch) -> int:
+        if not batch.endings and batch.results.count(None) == len(batch.results):
+            return await self._gateway.finish_plain(batch.worker, batch.runs, batch.tokens, batch.started, batch.finished)
         outcomes: list[str | None] | None = None
         errors: list[str | None] | None = None
         reasons: list[str | None] | None = None
@@ -301,22 +322,22 @@ class Completer:
             outcomes, batch.results, errors, reasons, [batch.onward.get(run) for run in batch.runs] if batch.onward else None,
         )  # fmt: skip
 
-    async def _retry(self, worker: int, rows: list[Any]) -> list[int]:
+    async def _retry(self, worker: int, rows: list[Any]) -> int:
         return await self._gateway.retry(worker, *_columns(rows))
 
-    async def _bury(self, worker: int, rows: list[Any]) -> list[int]:
+    async def _bury(self, worker: int, rows: list[Any]) -> int:
         return await self._gateway.bury(worker, *_columns(rows))
 
-    async def _hand_back(self, worker: int, rows: list[Any]) -> list[int]:
+    async def _hand_back(self, worker: int, rows: list[Any]) -> int:
         return await self._gateway.hand_back(worker, *_columns(rows))
 
-    async def _one_by_one(self, write: Write, worker: int, rows: list[Any]) -> list[int]:
+    async def _one_by_one(self, write: Write, worker: int, rows: list[Any]) -> int:
         """All at once; if PostgreSQL cannot store somebody's error text, each by itself, without it if need be."""
         try:
             return await write(worker, rows)
         except StatementRefused as error:
             log.error("outcomes.text_refused", error=str(error))
-        accepted: list[int] = []
+        accepted = 0
         for row in rows:
             try:
                 accepted += await write(worker, [row])
@@ -325,13 +346,12 @@ class Completer:
                 accepted += await write(worker, [bare])
         return accepted
 
-    def _count(self, runs: list[int], accepted: list[int], again: bool, worker: int, weight: int = 1) -> None:
-        self.completed += len(accepted) * weight
+    def _count(self, tried: int, accepted: int, again: bool, worker: int, weight: int = 1) -> None:
+        self.completed += accepted * weight
         # After a lost answer a missing row may also mean that the first try went through.
-        if len(accepted) < len(runs) and not again:
-            lost = set(runs) - set(accepted)
-            self.refused += len(lost)
-            log.warning("outcomes.refused", node=worker, runs=len(lost), meaning="another worker has these runs now")
+        if accepted < tried and not again:
+            self.refused += tried - accepted
+            log.warning("outcomes.refused", node=worker, runs=tried - accepted, meaning="another worker has these runs now")
 
 
 def _columns(rows: list[Any]) -> list[list[Any]]:

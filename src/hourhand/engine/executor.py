@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from hourhand.core.context import RUN, Context
+from hourhand.core.context import RUN, Context, Support
 from hourhand.core.fairness import LANES_PER_QUEUE
 from hourhand.core.registry import Registry
 from hourhand.core.sealing import SIGN
@@ -57,6 +57,7 @@ class Executor:
         self.scribe = Scribe(queue_gateway(database, "scribe"), node.clock, settings.log_lines, secrecy)
         self._children = Children(reference, settings, self.scribe.report)
         self._caller = Caller(database, settings, self._threads, self._children)
+        self._support = Support(self.scribe.report, registry.state, self._caller.office, self.scribe.pen)
         self._settler = Settler(node, completer, settings, secrecy)
         self.tracing: Tracing | None = None
         """None: runs are not traced here."""
@@ -253,7 +254,7 @@ class Executor:
                         return  # as below
                 elif (active := self.admit(claim, handler, me)) is None:
                     pass
-                elif handler.definition.light and not active.apart and len(self._light) < self._settings.http_concurrency:
+                elif handler.light and not active.apart and len(self._light) < self._settings.http_concurrency:
                     self._set_apart(active)
                 else:
                     await self._execute(active)
@@ -278,17 +279,16 @@ class Executor:
             if self._chatty:
                 log.debug("run.expired", **ended(claim, "expired", None, now))
             return None
-        if claim.attempt >= max_attempts(claim, handler.definition):
+        if claim.attempt and claim.attempt >= max_attempts(claim, handler.definition):
             self._completer.bury(claim, None, claim.errors, "no attempt is left for it")
             log.error("run.dead", **ended(claim, "dead", None, now), reason="no attempt is left for it")
             return None
-        context = Context(
-            claim.run_number, claim.job_number, claim.task, claim.scheduled_at, claim.attempt + 1, claim,
-            self.scribe.report, self._registry.state, self._caller.office, self.scribe.pen,
-        )  # fmt: skip
         # A run that comes from a dead process runs apart, so that if it was the culprit, it harms only itself this time.
         apart = handler.isolated or (claim.crashes > 0 and self._children.possible)
-        active = kind(claim, context, handler, me, now, apart)
+        timeout, delivery = handler.timeout, handler.delivery
+        if claim.options is not None:
+            timeout, delivery = claim.options.get("timeout", timeout), claim.options.get("delivery", delivery)
+        active = kind(claim, Context(claim, self._support), handler, me, now, apart, timeout, delivery)
         before = self.active.get(claim.run_number)
         if before is not None:
             self.forget(before)
@@ -311,7 +311,10 @@ class Executor:
             if result is None:
                 if active.timeout is not None:
                     timer = asyncio.get_running_loop().call_later(active.timeout, self.interrupt, active, "timeout")
-                result = await self._caller.call(active)
+                if active.apart or active.delivery != AT_LEAST_ONCE:
+                    result = await self._caller.call(active)
+                else:
+                    result = await active.handler.call(active.context, active.claim.payload)
         except BaseException as raised:
             error = raised
         finally:

@@ -1,19 +1,19 @@
 """What this process has seen of its runs and firings: counted as it happens, for Prometheus and for the statistics.
 
-Counting is on the path of every run, so it is a few additions to an object that is found by one lookup. The numbers only grow;
-what the statistics have been told already is remembered apart.
+Counting is on the path of every run, so plain successes are counted when they are written, many at once. The numbers only grow; what
+the statistics have been told already is remembered apart.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hourhand.core.clock import Clock
 from hourhand.core.fairness import queue_of
-from hourhand.core.histogram import BOUNDS, CLASSES
+from hourhand.core.histogram import BOUNDS, CLASSES, tally
 from hourhand.storage.queue import Claim
 from hourhand.storage.schedules import Late
 
@@ -47,11 +47,22 @@ class Measured:
         self.durations, self.seconds = [0] * CLASSES, 0.0
         self.lateness, self.late, self.latest = [0] * CLASSES, 0.0, 0.0
 
+    def succeed(self, runs: Sequence[tuple[Claim, float, float]]) -> None:
+        """First attempts, with nothing special about them."""
+        took = [finished - started for _, started, finished in runs]
+        late = [started - claim.scheduled for claim, started, _ in runs]
+        self.first_successes += len(runs)
+        self.seconds += sum(took)
+        self.late += sum([one for one in late if one > 0.0])
+        self.latest = max(self.latest, max(late))
+        self.durations = _added(self.durations, tally(took))
+        self.lateness = _added(self.lateness, tally(late))
+
     def add(self, other: Measured) -> None:
         self.first_successes += other.first_successes
         self.others.update(other.others)
-        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
-        self.lateness = [a + b for a, b in zip(self.lateness, other.lateness, strict=True)]
+        self.durations = _added(self.durations, other.durations)
+        self.lateness = _added(self.lateness, other.lateness)
         self.seconds += other.seconds
         self.late += other.late
 
@@ -82,11 +93,15 @@ class Measures:
     def __iter__(self) -> Iterator[Measured]:
         return iter(list(self._by.values()))
 
-    def ended(self, claim: Claim, status: str, started: float | None, finished: float | None = None) -> None:
-        """A run, or an attempt that is followed by another (`failed`)."""
+    def _of(self, claim: Claim) -> Measured:
         one = self._by.get((claim.task, claim.queue))
         if one is None:
             one = self._by[claim.task, claim.queue] = Measured(claim.task, claim.queue, queue_of(claim.lane))
+        return one
+
+    def ended(self, claim: Claim, status: str, started: float | None, finished: float | None = None) -> None:
+        """A run, or an attempt that is followed by another (`failed`)."""
+        one = self._of(claim)
         first = not claim.attempt
         if first and status == "succeeded":
             one.first_successes += 1
@@ -99,12 +114,21 @@ class Measures:
         one.durations[bisect_left(BOUNDS, took)] += 1
         # What was backfilled or replayed is for an instant long past, and nobody expected it to start then.
         if first and not claim.crashes and not claim.errors and not (claim.options and "by_hand" in claim.options):
-            late = started - claim.scheduled_at.timestamp()
+            late = started - claim.scheduled
             one.lateness[bisect_left(BOUNDS, late)] += 1
             if late > 0.0:
                 one.late += late
                 if late > one.latest:
                     one.latest = late
+
+    def succeeded(self, runs: Sequence[tuple[Claim, float, float]]) -> None:
+        """Many at once, of one task and one queue: claim, start and end of each."""
+        odd = [run for run in runs if _is_odd(run[0])]
+        for claim, started, finished in odd:
+            self.ended(claim, "succeeded", started, finished)
+        plain = runs if not odd else [run for run in runs if not _is_odd(run[0])]
+        if plain:
+            self._of(plain[0][0]).succeed(plain)
 
     def fired_late(self, late: Late) -> None:
         self.fired += late.runs
@@ -139,8 +163,17 @@ class Measures:
             for status, _, count in one.statuses():
                 row[status] = row.get(status, 0) + count
             row["seconds"] += one.seconds
-            row["lateness"] = [a + b for a, b in zip(row["lateness"], one.lateness, strict=True)]
+            row["lateness"] = _added(row["lateness"], one.lateness)
         return sums
+
+
+def _is_odd(claim: Claim) -> Any:
+    """It was tried before, or there is something special about it that may matter."""
+    return claim.attempt or claim.crashes or claim.options or claim.errors
+
+
+def _added(these: list[int], those: list[int]) -> list[int]:
+    return [a + b for a, b in zip(these, those, strict=True)]
 
 
 def _minus(value: Any, before: Any) -> Any:

@@ -119,7 +119,7 @@ class Settler:
             self._completer.completed += 1
             self._completer.bulletin.note(claim, "succeeded")
             self._completer.measures.ended(claim, "succeeded", active.started, now)
-            active.handler.took(now - active.started)
+            active.handler.took([now - active.started])
             if claim.gates:
                 self._completer.on_freed(set(claim.gates))
             if self._chatty:
@@ -143,12 +143,12 @@ class Settler:
                 error = PermanentFailure(f"the next step of its chain takes the result, and that cannot be: {remark}")
                 self._failed(active, error)
                 return
-        active.handler.took(now - active.started)
         if self._chatty:
             log.debug("run.succeeded", **ended(claim, "succeeded", active.started, now))
         if remark is None and claim.errors is None and (active.attempt is None or active.onward is None):
-            self._completer.succeed(claim, active.started, now, text)
+            self._completer.succeed(active, now, text)
         else:
+            active.handler.took([now - active.started])
             self._completer.end(
                 claim, "succeeded", now, started=active.started, result=text, reason=remark, errors=claim.errors,
                 onward=active.onward,

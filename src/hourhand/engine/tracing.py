@@ -203,7 +203,7 @@ class Tracing:
             return
         # What was started by hand, for a time that is long past, was not waiting since then.
         by_hand = claim.options is not None and "by_hand" in claim.options
-        due = begun if by_hand else min(begun, int(claim.scheduled_at.timestamp() * 1e9))
+        due = begun if by_hand else min(begun, int(claim.scheduled * 1e9))
         verb = _verb(claim)
         facts = _facts(claim, "send", verb) | {"hourhand.scheduled_at": claim.scheduled_at.isoformat()}
         self._given.place = attempt.parent

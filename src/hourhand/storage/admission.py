@@ -10,7 +10,7 @@ import msgspec
 
 from hourhand.core.limits import Hold
 from hourhand.storage.database import Link
-from hourhand.storage.queue import Claim
+from hourhand.storage.queue import Claim, read_claim
 
 _PLAIN = 14
 _LANE = 8
@@ -76,7 +76,7 @@ class AdmissionGateway:
         rows = await self._link.fetch("admit", worker, version, lanes, mosts, tasks, suspects)
         claims = []
         for row in rows:
-            claim = Claim(row[:_PLAIN], names[row[_LANE] // 4], worker)
+            claim = read_claim(row[:_PLAIN], names[row[_LANE] // 4], worker)
             claim.gates, claim.marked = row[_PLAIN], True
             claims.append(claim)
         return claims

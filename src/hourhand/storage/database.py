@@ -355,6 +355,16 @@ class Link:
         """Monotonic time since which this connection has stood."""
 
     async def fetch(self, name: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
+        sql = self._database.sql[name]
+        return await self._using(name, lambda connection: connection.fetch(sql, *args, timeout=timeout))
+
+    async def write(self, name: str, *args: Any) -> int:
+        """A statement that gives nothing back: how many rows it wrote."""
+        sql = self._database.sql[name]
+        told = await self._using(name, lambda connection: connection.execute(sql, *args))
+        return int(told.rpartition(" ")[2])
+
+    async def _using(self, name: str, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         with self._told(name):
             connection = await self._open()
             with self._database.trips.timed(name):
@@ -364,8 +374,8 @@ class Link:
                         await connection.execute(
                             _SET_PLANNER + (f"; SET LOCAL {self._lock_timeout}" if self._lock_timeout else "")
                         )
-                        return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
-                return await connection.fetch(self._database.sql[name], *args, timeout=timeout)
+                        return await work(connection)
+                return await work(connection)
 
     @property
     def pooled(self) -> bool:

@@ -100,7 +100,9 @@ back AS (
 SELECT count(pg_notify('hourhand', format('r:%s:%s', lane, low))) FROM (SELECT lane, min(seq) AS low FROM back GROUP BY lane) AS lanes;
 
 -- name: admit
-SELECT * FROM hourhand.admit($1, $2, $3, $4, $5, $6);
+SELECT seq, run_id, token, task, payload, date_part('epoch', scheduled_at) AS scheduled, attempt, crashes, lane, job_id, expires_at, tags,
+       options, errors, gates
+FROM hourhand.admit($1, $2, $3, $4, $5, $6);
 
 -- name: open_gates
 SELECT lane, next_in FROM hourhand.open_gates($1, $2);

@@ -75,7 +75,8 @@ INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id,
 SELECT $4, (SELECT nextval('hourhand.claim_tokens')), now(), seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
        lane, attempt, crashes, task, payload, key, tags, options, errors
 FROM picked
-RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
+RETURNING seq, run_id, token, task, payload, date_part('epoch', scheduled_at) AS scheduled, attempt, crashes, lane, job_id, expires_at,
+          tags, options, errors;
 
 -- name: claim_parked
 -- Runs that other workers did not know, for one that does; or ($5) runs on probation, which no healthy one shares a claim with.
@@ -109,7 +110,8 @@ INSERT INTO hourhand.running (worker_id, token, claimed_at, seq, run_id, job_id,
 SELECT $4, (SELECT nextval('hourhand.claim_tokens')), now(), seq, run_id, job_id, scheduled_at, enqueued_at, expires_at,
        lane, attempt, crashes, task, payload, key, tags, options, errors
 FROM picked
-RETURNING seq, run_id, token, task, payload, scheduled_at, attempt, crashes, lane, job_id, expires_at, tags, options, errors;
+RETURNING seq, run_id, token, task, payload, date_part('epoch', scheduled_at) AS scheduled, attempt, crashes, lane, job_id, expires_at,
+          tags, options, errors;
 
 -- name: survey
 -- What a worker asks every few seconds: the queues, which lanes hold work (the first place from the mark in $2 on, times four, and
@@ -137,14 +139,14 @@ SELECT q.id, q.name, q.paused_at IS NOT NULL AS paused, q.managed,
 FROM hourhand.queues q;
 
 -- name: finish
--- Runs that ended, into history. Rows whose claim was lost are simply not there. Of one that another follows, $10 says which
--- trace that belongs to.
+-- Runs that ended, into history. Rows whose claim was lost are simply not there: how many were written is all that is asked. Of one
+-- that another follows, $10 says which trace that belongs to.
 WITH ended AS (
     DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
         SELECT held.ctid FROM unnest($2::bigint[], $3::bigint[]) AS mine (run_id, token)
         CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
                             WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
-    RETURNING *)
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, worker_id, lane, attempt, task, payload, key, tags, options, errors)
 INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
                            attempt, task, payload, key, tags, options, errors, result, reason)
 SELECT e.run_id, job_id, scheduled_at, enqueued_at, to_timestamp(f.started), to_timestamp(f.finished), worker_id, lane,
@@ -156,8 +158,23 @@ SELECT e.run_id, job_id, scheduled_at, enqueued_at, to_timestamp(f.started), to_
             THEN coalesce((SELECT c.reason FROM hourhand.cancels c WHERE c.run_id = e.run_id), f.reason)
             ELSE f.reason END
 FROM ended e JOIN unnest($2::bigint[], $4::float8[], $5::float8[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
-    AS f (run_id, started, finished, outcome, result, errors, reason, onward) ON f.run_id = e.run_id
-RETURNING run_id;
+    AS f (run_id, started, finished, outcome, result, errors, reason, onward) ON f.run_id = e.run_id;
+
+-- name: finish_plain
+-- The same for those that succeeded, and have nothing more to say than when: most of them. (By subscripts, which are a step each in
+-- arrays of numbers without NULL: several arrays that are unnested are as many tables first.)
+WITH ended AS (
+    DELETE FROM hourhand.running WHERE ctid = ANY (ARRAY(
+        SELECT held.ctid
+        FROM (SELECT ($2)[i] AS run_id, ($3::bigint[])[i] AS token FROM generate_subscripts($2::bigint[], 1) AS i) AS mine
+        CROSS JOIN LATERAL (SELECT ctid FROM hourhand.running
+                            WHERE worker_id = $1 AND run_id = mine.run_id AND token = mine.token LIMIT 1) AS held))
+    RETURNING run_id, job_id, scheduled_at, enqueued_at, worker_id, lane, attempt, task, payload, key, tags, options, errors)
+INSERT INTO hourhand.runs (run_id, job_id, scheduled_at, enqueued_at, started_at, finished_at, worker_id, lane, outcome,
+                           attempt, task, payload, key, tags, options, errors)
+SELECT run_id, job_id, scheduled_at, enqueued_at, to_timestamp(($4::float8[])[i]), to_timestamp(($5::float8[])[i]), worker_id, lane,
+       'succeeded', attempt + 1, task, payload, key, tags, options, errors
+FROM ended JOIN generate_subscripts($2, 1) AS i ON run_id = ($2)[i];
 
 -- name: retry
 -- Failed attempts that are to be tried again after $4 seconds. One that was asked to stop
@@ -290,8 +307,8 @@ UNION ALL SELECT run_id, false FROM held WHERE run_id <> ALL (ARRAY(SELECT run_i
 
 -- name: gifts
 -- What is under the name of worker $1, which is alive, and not among the runs $2 that it knows: as a claim would have brought it.
-SELECT r.seq, r.run_id, r.token, r.task, r.payload, r.scheduled_at, r.attempt, r.crashes, r.lane, r.job_id, r.expires_at, r.tags,
-       r.options, r.errors, (SELECT q.name FROM hourhand.queues q WHERE q.id = r.lane / 4) AS queue
+SELECT r.seq, r.run_id, r.token, r.task, r.payload, date_part('epoch', r.scheduled_at) AS scheduled, r.attempt, r.crashes, r.lane,
+       r.job_id, r.expires_at, r.tags, r.options, r.errors, (SELECT q.name FROM hourhand.queues q WHERE q.id = r.lane / 4) AS queue
 FROM hourhand.running r
 WHERE r.worker_id = $1 AND r.run_id NOT IN (SELECT unnest($2::bigint[])) AND r.begun_at IS NULL AND r.stream IS NULL
   AND (SELECT true FROM hourhand.nodes n WHERE n.id = $1 AND n.died_at IS NULL AND n.stopped_at IS NULL)
