@@ -99,6 +99,7 @@ JOBS_PAGES = "src/hourhand/storage/sql/dashboard_jobs.sql"
 ADMIN_SQL = "src/hourhand/storage/sql/admin.sql"
 LETTERS_SQL = "src/hourhand/storage/sql/dashboard_runs.sql"
 LISTS = "tests/db/test_dashboard_runs.py -k"
+COMPLETER = "tests/db/test_completer.py -k"
 PAGES_OF_JOBS = "tests/db/test_dashboard_jobs.py -k"
 ONE_JOB = "tests/db/test_dashboard_job.py -k"
 
@@ -580,7 +581,16 @@ MUTANTS = [
     Mutant("metrics: queues without bound", "src/hourhand/surfaces/metrics.py", 'if len(together) < MOST and row["name"] != OTHER:', 'if row["name"] != OTHER:', "tests/unit/test_exposition.py -k many_queues"),
     Mutant("metrics: every start is late", f"{ENGINE}/measures.py", "if first and not claim.crashes", "if not claim.crashes", "tests/unit/test_exposition.py -k first_start"),
     Mutant("metrics: a crash is lateness", f"{ENGINE}/measures.py", "if first and not claim.crashes", "if first", "tests/unit/test_exposition.py -k first_start"),
-    Mutant("metrics: refused outcomes uncounted", f"{ENGINE}/completer.py", "            self.refused += len(lost)\n", "", "tests/db/test_metrics.py -k outcome_that_is_refused"),
+    Mutant("completer: what has just ended is not known", f"{ENGINE}/completer.py", "return [*plain, *self.runs,", "return [*self.runs,", f"{COMPLETER} known_until"),
+    Mutant("completer: counted with every try", f"{ENGINE}/completer.py", "successes, batch.successes = batch.successes, []", "successes = list(batch.successes)", f"{COMPLETER} known_until"),
+    Mutant("completer: successes uncounted", f"{ENGINE}/completer.py", "            self.measures.succeeded([one[1:4] for one in members])\n", "", f"{COMPLETER} known_until"),
+    Mutant("completer: payloads wait for the database", f"{ENGINE}/completer.py", "if len(successes) >= MOST_TOGETHER:", "if False:", f"{COMPLETER} slow_database"),
+    Mutant("completer: any token will do for a plain success", QUEUE, "($3::bigint[])[i] AS token FROM", "($3::bigint[])[i] * 0 + (SELECT max(token) FROM hourhand.running) AS token FROM", "tests/cluster/test_crash.py -k zombies_outcome"),
+    Mutant("garbage: an error knows its frame", f"{ENGINE}/executor.py", "            del error  #", "            pass  #", f"{COMPLETER} garbage"),
+    Mutant("garbage: the errors of a batch do", f"{ENGINE}/batcher.py", "            del error, answers  #", "            pass  #", f"{COMPLETER} garbage"),
+    Mutant("garbage: a batch knows its runs", f"{ENGINE}/batcher.py", "            group.members, group.told = [], set()  #", "            pass  #", f"{COMPLETER} garbage"),
+    Mutant("garbage: a pen knows who has it", f"{ENGINE}/scribe.py", "lambda line: self._keep(run, scheduled_at, attempt, line), clean)", "lambda line: self._keep(context.run_number, scheduled_at, attempt, line), clean)", f"{COMPLETER} garbage"),
+    Mutant("metrics: refused outcomes uncounted", f"{ENGINE}/completer.py", "            self.refused += tried - accepted\n", "", "tests/db/test_metrics.py -k outcome_that_is_refused"),
     Mutant("metrics: refused firings uncounted", f"{ENGINE}/firer.py", "            self.refused += count\n", "", "tests/db/test_metrics.py -k firing_that_is_refused"),
     Mutant("metrics: what is late is missed", FIRING, "    FROM judged WHERE missed GROUP BY schedule_id),", "    FROM judged GROUP BY schedule_id),", "tests/db/test_metrics.py -k what_it_missed"),
     Mutant("metrics: failed statements uncounted", "src/hourhand/storage/trips.py", "            trip.failed += 1\n", "            pass\n", "tests/db/test_metrics.py -k statements_that_fail"),

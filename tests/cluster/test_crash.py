@@ -118,19 +118,22 @@ async def test_a_zombies_outcome_is_refused_by_the_database(app: Hourhand, sql: 
         f"INSERT INTO {schema}.nodes (kind, name, lease_until, session) VALUES ('worker', 'test', now() + '1 hour', false) RETURNING id"
     )
     (first,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}, 1)
-    assert await gateway.hand_back(node, [first.run_number], [first.token]) == [first.run_number]
+    assert await gateway.hand_back(node, [first.run_number], [first.token]) == 1
     (second,) = await gateway.claim([lane], [0], [10], node, {lane // 4: "default"}, 1)
     assert (second.run_number, second.attempt) == (first.run_number, first.attempt), "the same run, no attempt charged"
     assert second.token > first.token
     run, stale = [first.run_number], [first.token]
-    assert await gateway.finish(node, run, stale, [1.0], [2.0], None, None, None, None) == []
-    assert await gateway.retry(node, run, stale, [0.0], [1.0], ["[]"]) == []
-    assert await gateway.bury(node, run, stale, [1.0], ["[]"], ["x"]) == []
-    assert await gateway.hand_back(node, run, stale) == []
-    assert await gateway.park(node, run, stale, [None]) == []
-    assert await gateway.finish(node + 1, run, [second.token], [1.0], [2.0], None, None, None, None) == [], "another worker's"
+    assert await gateway.finish(node, run, stale, [1.0], [2.0], None, None, None, None) == 0
+    assert await gateway.finish_plain(node, run, stale, [1.0], [2.0]) == 0
+    assert await gateway.retry(node, run, stale, [0.0], [1.0], ["[]"]) == 0
+    assert await gateway.bury(node, run, stale, [1.0], ["[]"], ["x"]) == 0
+    assert await gateway.hand_back(node, run, stale) == 0
+    assert await gateway.park(node, run, stale, [None]) == 0
+    assert await gateway.finish(node + 1, run, [second.token], [1.0], [2.0], None, None, None, None) == 0, "another worker's"
+    assert await gateway.finish_plain(node + 1, run, [second.token], [1.0], [2.0]) == 0, "another worker's"
     assert (await where(sql, schema))["running"] == 1
-    assert await gateway.finish(node, run, [second.token], [1.0], [2.0], None, None, None, None) == run
+    finish = gateway.finish_plain(node, run, [second.token], [1.0], [2.0])
+    assert (await finish, (await where(sql, schema))["runs"]) == (1, 1)
     await gateway.close()
 
 

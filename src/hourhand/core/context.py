@@ -19,6 +19,7 @@ from hourhand.core.template import render
 from hourhand.core.token import execution_token
 
 T = TypeVar("T")
+_MAKING = threading.Lock()
 Report = Callable[[int, Any], None]
 
 ATOMIC: ContextVar[Any] = ContextVar("hourhand_transaction", default=None)
@@ -52,7 +53,7 @@ class Context:
     so it holds little more than the claim, which knows the rest.
     """
 
-    __slots__ = ("__dict__", "_cancelled", "_pen", "_support", "claim", "patience")
+    __slots__ = ("__dict__", "__weakref__", "_cancelled", "_pen", "_support", "claim", "patience")
 
     def __init__(self, claim: Any, support: Support) -> None:
         self.claim = claim
@@ -131,8 +132,9 @@ class Context:
     def pen(self) -> Pen:
         """What writes the lines of this attempt. Made on demand: most runs say nothing."""
         if self._pen is None:
-            give = self._support.give_pen
-            self._pen = Pen(0, lambda line: None) if give is None else give(self)
+            with _MAKING:  # threads of one handler share one
+                give = self._support.give_pen
+                self._pen = self._pen or (Pen(0, lambda line: None) if give is None else give(self))
         return self._pen
 
     @property

@@ -137,6 +137,7 @@ class Batcher:
                     self._mishap(one, error)
         finally:
             self._groups.discard(group)
+            group.members, group.told = [], set()  # who know it: it is not left to the garbage collector
         return group.left_behind
 
     async def _collected(self, first: Claim, handler: Handler) -> list[Claim]:
@@ -214,7 +215,10 @@ class Batcher:
                 self._executor.forget(one)
                 self._settler.hand_back(one, "its worker was stopped before it ended")
             raise error
-        await self._settle(group, answers, error)
+        try:
+            await self._settle(group, answers, error)
+        finally:
+            del error, answers  # as for a single run
 
     async def _settle(self, group: Group, answers: list[Any], error: BaseException | None) -> None:
         members = group.members

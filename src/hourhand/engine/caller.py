@@ -89,6 +89,9 @@ class Active(msgspec.Struct, eq=False):
     attempt: Attempt | None = None
     """Its span, where runs are traced."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of run {self.claim.run_number}, task {self.claim.task}>"
+
     @property
     def in_thread(self) -> bool:
         return self.handler.in_thread and not self.apart

@@ -59,7 +59,7 @@ class Claimer:
         self._parked = False
         self._probation = False
         self._wake = asyncio.Event()
-        self._claiming = False
+        self._claiming = self._asked = False
         self._next_survey = 0.0
         self._doubt_until = 0.0
         self._rate = 0.0
@@ -109,6 +109,7 @@ class Claimer:
     def hungry(self) -> None:
         # Nearly every run of a busy worker comes here: not while the claimer is at it, or has been woken for it.
         if self._executor.deque and not self._probation and (self._claiming or self._wake.is_set()):
+            self._asked = True
             return
         idle = self.stealer.hungry()
         if not self._wake.is_set() and (idle or self._lanes or self._parked or self._probation or self._admitter.pending):
@@ -243,11 +244,13 @@ class Claimer:
         began = Clock.monotonic()
         lows = [self._mark(lane).start(began) for lane in lanes]
         node = self._node.id
-        self._claiming = True
+        self._claiming, self._asked = True, False
         try:
             claims = await self._gateway.claim(lanes, lows, limits, node, self._survey.names, self._admitter.rules.version)
         finally:
             self._claiming = False
+            if self._asked:
+                self._wake.set()
         ended = Clock.monotonic()
         self._count(claims)
         if node != self._node.id:

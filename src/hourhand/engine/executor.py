@@ -233,10 +233,11 @@ class Executor:
     async def _slot(self, bench: Bench) -> None:
         me = asyncio.current_task()
         assert me is not None
-        spins = 0
+        spins, active = 0, None
         while not self._stopping:
             if not bench.deque or self._node.lease_deadline < self._node.clock.monotonic():
                 self.on_hungry()
+                active = None  # an idle slot holds on to nothing
                 await bench.wait()
                 continue
             claim = bench.deque.popleft()
@@ -335,7 +336,10 @@ class Executor:
         elif isinstance(error, asyncio.CancelledError) and active.task.cancelling():
             self._settler.hand_back(active, "its worker was stopped before it ended")
             raise error
-        self._settler.settle(active, result, error)
+        try:
+            self._settler.settle(active, result, error)
+        finally:
+            del error  # its traceback knows this frame: all that the handler had would stay until the garbage collector came
 
     def _set_apart(self, active: Active) -> None:
         """A run that only waits for others takes no slot: a task of its own does the waiting."""

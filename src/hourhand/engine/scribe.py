@@ -64,18 +64,19 @@ class Scribe:
 
     def pen(self, context: Context) -> Pen:
         clean = None if self._secrecy is None else self._secrecy.clean(context.claim, context.task)
-        return Pen(self._most, lambda line: self._keep(context, line), clean)
+        # Of what it needs, not of the context, which has the pen: no circle for the garbage collector.
+        run, scheduled_at, attempt = context.run_number, context.scheduled_at, context.attempt
+        return Pen(self._most, lambda line: self._keep(run, scheduled_at, attempt, line), clean)
 
     def wake(self) -> None:
         """A run that has said something has ended: who waits for it wants to read that now."""
         self._wake.set()
 
-    def _keep(self, context: Context, line: Line) -> None:
+    def _keep(self, run: int, scheduled_at: datetime, attempt: int, line: Line) -> None:
         size = _OVERHEAD + len(line.text) + len(line.fields or "")
         with self._lock:
             # No two at the same instant: that is how a line is known again.
             self._last = at = max(self._clock.instant(), self._last + _TICK)
-            run = context.run_number
             if self._size + size > MOST_WAITING:
                 self.dropped += 1
                 if run in self._overflowed:
@@ -85,7 +86,7 @@ class Scribe:
                 size = _OVERHEAD + len(line.text)
             self._size += size
             self._waiting.append(
-                KeptLine(run, context.scheduled_at, at, context.attempt, line.level, line.text, line.fields, size)
+                KeptLine(run, scheduled_at, at, attempt, line.level, line.text, line.fields, size)
             )  # fmt: skip
 
     async def run(self) -> None:

@@ -25,17 +25,15 @@ def direct_call(definition: TaskDefinition, middleware: Sequence[Middleware], of
     function, codec = definition.function, definition.codec
     takes_context, decode = codec.takes_context, codec.decode
 
-    # Not coroutines themselves: the handler's is the only one that a run costs.
-    def call_async(ctx: Context, payload: str) -> Awaitable[Any]:
+    async def call_async(ctx: Context, payload: str) -> Any:
         args, kwargs = decode(payload)
-        awaitable: Awaitable[Any] = function(ctx, *args, **kwargs) if takes_context else function(*args, **kwargs)
-        return awaitable
+        return await (function(ctx, *args, **kwargs) if takes_context else function(*args, **kwargs))
 
-    def call_sync(ctx: Context, payload: str) -> Awaitable[Any]:
+    async def call_sync(ctx: Context, payload: str) -> Any:
         args, kwargs = decode(payload)
         if takes_context:
             args = (ctx, *args)
-        return offload(lambda: function(*args, **kwargs))
+        return await offload(lambda: function(*args, **kwargs))
 
     return wrap(call_async if definition.is_async else call_sync, middleware)
 

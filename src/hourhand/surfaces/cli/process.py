@@ -410,11 +410,12 @@ def _scheduler_command(log_format: LogFormat, level: LogLevel) -> list[str]:
 
 
 def _calm_collector() -> None:
-    """A worker holds thousands of small objects, for milliseconds and in no cycles: the garbage collector need not look for cycles
-    among them after every 700, nor ever again at what has been imported by now."""
+    """A worker makes objects by the thousand, none of them in circles: the garbage collector need not look for some after every
+    700, nor ever again at what has been imported by now. What the app has set stays."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    if gc.get_threshold() == (700, 10, 10):
+        gc.set_threshold(5_000, 10, 10)
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
