@@ -361,7 +361,7 @@ MUTANTS = [
            "tests/db/test_secrets.py -k an_error_is_stored"),
     Mutant("secrets: cut in a child before they are taken out", f"{ENGINE}/child.py", "    if clean is not None:\n        words, trace = clean(words), clean(trace)\n", "",
            "tests/db/test_secrets.py -k an_error_is_stored"),
-    Mutant("secrets: lines tell them", f"{ENGINE}/scribe.py", "lambda line: self._keep(context, line), clean)", "lambda line: self._keep(context, line))", "tests/db/test_secrets.py -k lines_and_log"),
+    Mutant("secrets: lines tell them", f"{ENGINE}/scribe.py", "lambda line: self._keep(run, scheduled_at, attempt, line), clean)", "lambda line: self._keep(run, scheduled_at, attempt, line))", "tests/db/test_secrets.py -k lines_and_log"),
     Mutant("secrets: marks stay where they are declared", "src/hourhand/core/options.py", '            kept["secret"] = list(self.secret)\n', "            pass\n", "tests/db/test_secrets.py -k without_the_code"),
     Mutant("secrets: chains are shown", "src/hourhand/surfaces/views.py", "options=_redacted_steps(self.options, names, clean)", "options=self.options", "tests/db/test_secrets.py -k without_the_code"),
     Mutant("secrets: the word is stored", "src/hourhand/core/redaction.py", "        if shown != REDACTED:\n            raise", "        if shown != REDACTED:\n            return edited\n            raise",
