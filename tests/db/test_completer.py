@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -18,6 +18,7 @@ from hourhand.engine import completer as completer_module
 from hourhand.engine.worker import Worker, WorkerOptions
 from tests.db.test_worker import working
 from tests.support.fleet import until
+from tests.support.jobs import app as jobs
 
 pytestmark = pytest.mark.once
 
@@ -89,44 +90,63 @@ async def test_payloads_do_not_wait_for_a_slow_database(
         assert measured.first_successes == 5
 
 
-async def test_nothing_of_a_run_is_left_to_the_garbage_collector(app: Hourhand) -> None:
+async def test_nothing_of_a_run_is_left_to_the_garbage_collector(url: str, schema: str) -> None:
     """A worker's comes seldom: what a handler had in its hands is gone with the run, however it ended."""
-    seen: dict[str, list[Any]] = {"fails": [], "speaks": [], "together": [], "fails_together": []}
+    app, once = Hourhand(url, schema=schema, poll=1.0, cancel_grace=0.05), Retry(max_attempts=1)
 
-    @app.task(retry=Retry(max_attempts=1))
+    @app.task(retry=once)
     async def fails(ctx: Context) -> None:
-        seen["fails"].append(weakref.ref(ctx))
+        raise ValueError("no")
+
+    @app.task(retry=once)
+    def fails_in_a_thread(ctx: Context) -> None:
         raise ValueError("no")
 
     @app.task
     async def speaks(ctx: Context) -> None:
-        seen["speaks"].append(weakref.ref(ctx))
         ctx.say("a line")
         ctx.log.info("and another")
 
     @app.task(batch=3, linger=0.2)
-    async def together(ctx: BatchContext, items: list[dict[str, int]]) -> None:
-        seen["together"] += [weakref.ref(one) for one in ctx.items]
+    async def together(ctx: BatchContext, items: list[dict[str, int]]) -> None: ...
 
-    @app.task(batch=3, linger=0.2, retry=Retry(max_attempts=1))
+    @app.task(batch=3, linger=0.2, retry=once)
     async def fails_together(ctx: BatchContext, items: list[dict[str, int]]) -> None:
-        seen["fails_together"] += [weakref.ref(one) for one in ctx.items]
         raise ValueError("no")
 
+    @app.task(batch=3, retry=once)
+    async def refused(ctx: BatchContext, items: list[dict[str, int]]) -> list[Exception]:
+        return [ValueError("no")]
+
+    @app.task(timeout=0.05, retry=once)
+    async def ignores_its_timeout(ctx: Context) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.3)
+        raise ValueError("no")
+
+    app.registry.tasks["isolated_error"] = jobs.registry.tasks["isolated_error"]
+    expected = {
+        "fails": False, "fails_in_a_thread": False, "speaks": True, "together": True, "fails_together": False,
+        "refused": False, "ignores_its_timeout": False, "isolated_error": False,
+    }  # fmt: skip
+
+    def left() -> Counter[str]:
+        return Counter(one.task for one in gc.get_objects() if type(one) is Context)
+
+    gc.collect()
     gc.disable()
     try:
-        async with working(app, concurrency=4):
-            for task in ("fails", "speaks", "together", "fails_together"):
-                for run in [await app.enqueue(task, {}) for _ in range(2)]:
-                    if task.startswith("fails"):
+        async with app, working(app, concurrency=4, reference="tests.support.jobs:app"):
+            for task, succeeds in expected.items():
+                payload = {"kind": "key"} if task == "isolated_error" else {}
+                options = {"timeout": 9} if task == "refused" else {}  # of its own: it is called alone
+                for run in [await app.enqueue(task, payload, **options) for _ in range(2)]:
+                    if succeeds:
+                        await run.result(20)
+                    else:
                         with pytest.raises(RunFailed):
                             await run.result(20)
-                    else:
-                        await run.result(20)
-            assert {task: len(found) for task, found in seen.items()} == dict.fromkeys(seen, 2)
-
-            def left() -> dict[str, int]:
-                return {task: count for task, found in seen.items() if (count := sum(one() is not None for one in found))}
 
             async def gone() -> bool:
                 return not left()

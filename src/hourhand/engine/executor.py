@@ -233,11 +233,11 @@ class Executor:
     async def _slot(self, bench: Bench) -> None:
         me = asyncio.current_task()
         assert me is not None
-        spins, active = 0, None
+        spins, claim, active = 0, None, None
         while not self._stopping:
             if not bench.deque or self._node.lease_deadline < self._node.clock.monotonic():
                 self.on_hungry()
-                active = None  # an idle slot holds on to nothing
+                claim = active = None  # an idle slot holds on to nothing
                 await bench.wait()
                 continue
             claim = bench.deque.popleft()
@@ -325,18 +325,18 @@ class Executor:
             self.forget(active)
             if active.attempt is not None:
                 active.attempt.leave()
-        if active.context.spoke:
-            self.scribe.wake()
-        if active.left_behind:
-            self.left_behind -= 1
-            log.info("run.came_back", **about(active.claim), meaning="a handler that was left behind ended")
-            return
-        if active.cause is not None:
-            active.task.uncancel()
-        elif isinstance(error, asyncio.CancelledError) and active.task.cancelling():
-            self._settler.hand_back(active, "its worker was stopped before it ended")
-            raise error
         try:
+            if active.context.spoke:
+                self.scribe.wake()
+            if active.left_behind:
+                self.left_behind -= 1
+                log.info("run.came_back", **about(active.claim), meaning="a handler that was left behind ended")
+                return
+            if active.cause is not None:
+                active.task.uncancel()
+            elif isinstance(error, asyncio.CancelledError) and active.task.cancelling():
+                self._settler.hand_back(active, "its worker was stopped before it ended")
+                raise error
             self._settler.settle(active, result, error)
         finally:
             del error  # its traceback knows this frame: all that the handler had would stay until the garbage collector came
@@ -370,6 +370,7 @@ class Executor:
         """It ignores its cancellation: it is given up as it stands, and another slot takes the place of the one it sits in."""
         if active.closing or self._stopping or not (members := [one for one in active.members if self.forget(one)]):
             return
+        RUN.set(None)  # the new slot is none of its
         active.left_behind = True
         self.left_behind += 1
         if active.transaction is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from hourhand.core.context import RUN
 from hourhand.core.errors import (
     Cancelled,
     ConfigurationError,
@@ -156,7 +157,12 @@ class Children:
                 "a child process has to import the app, and this one has no importable name: define it at the top "
                 "level of a module, or start the worker with --app module:name"
             )
-        return await Child.spawn(self._reference, self._settings.environment())
+        # A transport keeps the context variables that it is made under, and a child outlives the run that it is made for.
+        spawning = RUN.set(None)
+        try:
+            return await Child.spawn(self._reference, self._settings.environment())
+        finally:
+            RUN.reset(spawning)
 
     async def close(self) -> None:
         children, self._idle = self._idle, []
@@ -174,9 +180,11 @@ def _outcome(message: dict[str, Any]) -> Any:
         raise RetryAfter(error["delay"], error["message"])
     if error["special"] == "Cancelled":
         raise Cancelled(error["message"])
-    remote = RemoteError(error["type"], error["message"], error["traceback"], error["lineage"])
+    # Raised without a name: a frame that knows the error whose traceback knows the frame would be a circle.
     if error["special"] == "PermanentFailure":
-        permanent = PermanentFailure(error["message"])
-        permanent.__cause__ = remote
-        raise permanent
-    raise remote
+        raise PermanentFailure(error["message"]) from _remote(error)
+    raise _remote(error)
+
+
+def _remote(error: dict[str, Any]) -> RemoteError:
+    return RemoteError(error["type"], error["message"], error["traceback"], error["lineage"])

@@ -48,6 +48,8 @@ class Threads:
         except asyncio.CancelledError:
             self.abandoned += 1
             raise
+        finally:
+            del job  # its future knows the error, whose traceback knows this frame
 
     def close(self) -> None:
         with self._ready:
@@ -72,6 +74,7 @@ class Threads:
                 job.loop.call_soon_threadsafe(_settle, job.future, *outcome)
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
+            del job, outcome  # an idle thread holds on to nothing
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -58,9 +58,12 @@ def alone(definition: TaskDefinition, call_batch: BatchCall) -> Call:
 
     async def call(ctx: Context, payload: str) -> Any:
         (outcome,) = outcomes(await call_batch(BatchContext([ctx]), [codec.read(payload)]), 1)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # its traceback would know a frame that knows it
 
     return call
 

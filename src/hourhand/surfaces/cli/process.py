@@ -34,6 +34,7 @@ from hourhand.surfaces.cli.connection import App, Data, Schema, Url, make_app
 
 DEMO = "hourhand.demo:app"
 BLANK = "hourhand.blank:app"
+_USUAL = gc.get_threshold()
 
 
 class LogFormat(StrEnum):
@@ -410,12 +411,12 @@ def _scheduler_command(log_format: LogFormat, level: LogLevel) -> list[str]:
 
 
 def _calm_collector() -> None:
-    """A worker makes objects by the thousand, none of them in circles: the garbage collector need not look for some after every
-    700, nor ever again at what has been imported by now. What the app has set stays."""
+    """A worker makes objects by the thousand, none of them in circles: the garbage collector need not look for some after every few
+    hundred, nor ever again at what has been imported by now. What the app has set stays."""
     gc.collect()
     gc.freeze()
-    if gc.get_threshold() == (700, 10, 10):
-        gc.set_threshold(5_000, 10, 10)
+    if gc.get_threshold() == _USUAL:
+        gc.set_threshold(5_000, *_USUAL[1:])
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
