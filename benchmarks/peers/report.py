@@ -266,7 +266,8 @@ def _settings(results: Results, peers: list[Peer]) -> Iterator[str]:
     days = sorted({one["at"][:10] for one in figures})
     yield f"Measured {f'on {days[0]}' if len(days) == 1 else f'from {days[0]} to {days[-1]}'}, on these:\n"
     for kind in sorted({_kind(one) for one in figures}):
-        yield f"- {kind}"
+        there = {name for measured in results["peers"].values() for name, one in measured.items() if _kind(one) == kind}
+        yield f"- {kind}: {', '.join(WORDS.get(name, name) for name in MEASURES if name in there)}"
     yield f"\nPostgreSQL: {', '.join(f'{name} {value}' for name, value in POSTGRESQL.items())}; all else is its default."
     if syncs := sorted((one["sync"] for one in figures if "sync" in one), key=lambda sync: float(sync.split()[0])):
         yield f"To write a page through to the disk (fdatasync) took {syncs[0]} to {syncs[-1]}."

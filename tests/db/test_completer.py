@@ -125,19 +125,24 @@ async def test_nothing_of_a_run_is_left_to_the_garbage_collector(url: str, schem
         await asyncio.sleep(0.3)
         raise ValueError("no")
 
+    @app.task(batch=2, timeout=0.05, retry=once)
+    async def ignores_it_together(ctx: BatchContext, items: list[dict[str, int]]) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.3)
+        raise ValueError("no")
+
     app.registry.tasks["isolated_error"] = jobs.registry.tasks["isolated_error"]
     expected = {
         "fails": False, "fails_in_a_thread": False, "speaks": True, "together": True, "fails_together": False,
-        "refused": False, "ignores_its_timeout": False, "isolated_error": False,
+        "refused": False, "ignores_its_timeout": False, "ignores_it_together": False,
+        "isolated_error": False,
     }  # fmt: skip
-
-    def left() -> Counter[str]:
-        return Counter(one.task for one in gc.get_objects() if type(one) is Context)
 
     gc.collect()
     gc.disable()
     try:
-        async with app, working(app, concurrency=4, reference="tests.support.jobs:app"):
+        async with app, working(app, concurrency=4, reference="tests.support.jobs:app") as worker:
             for task, succeeds in expected.items():
                 payload = {"kind": "key"} if task == "isolated_error" else {}
                 options = {"timeout": 9} if task == "refused" else {}  # of its own: it is called alone
@@ -147,6 +152,10 @@ async def test_nothing_of_a_run_is_left_to_the_garbage_collector(url: str, schem
                     else:
                         with pytest.raises(RunFailed):
                             await run.result(20)
+
+            def left() -> Counter[str]:
+                ours = worker.executor._support
+                return Counter(one.task for one in gc.get_objects() if type(one) is Context and one._support is ours)
 
             async def gone() -> bool:
                 return not left()

@@ -202,20 +202,20 @@ class Batcher:
                 timer.cancel()
             RUN.set(None)
             group.closing = True
-        if any(one.context.spoke for one in group.members):
-            self._executor.scribe.wake()
-        if group.left_behind:
-            self._executor.left_behind -= 1
-            log.info("run.came_back", **about(group.claim), meaning="a handler that was left behind ended")
-            return
-        if group.cause is not None:
-            group.task.uncancel()
-        elif isinstance(error, asyncio.CancelledError) and group.task.cancelling():
-            for one in group.members:
-                self._executor.forget(one)
-                self._settler.hand_back(one, "its worker was stopped before it ended")
-            raise error
         try:
+            if any(one.context.spoke for one in group.members):
+                self._executor.scribe.wake()
+            if group.left_behind:
+                self._executor.left_behind -= 1
+                log.info("run.came_back", **about(group.claim), meaning="a handler that was left behind ended")
+                return
+            if group.cause is not None:
+                group.task.uncancel()
+            elif isinstance(error, asyncio.CancelledError) and group.task.cancelling():
+                for one in group.members:
+                    self._executor.forget(one)
+                    self._settler.hand_back(one, "its worker was stopped before it ended")
+                raise error
             await self._settle(group, answers, error)
         finally:
             del error, answers  # as for a single run
